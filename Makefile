@@ -1,0 +1,46 @@
+# quickstart and test need nothing but Python 3.11 or newer: they make the environment first.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+export WANDB_MODE ?= offline
+export WANDB_SILENT ?= true
+
+.PHONY: quickstart test fast lint speed clean
+
+quickstart: $(VENV)/.run          ## the named mixers on real text, then the report: minutes on a laptop CPU
+	$(BIN)/python train.py study=quickstart
+	$(BIN)/python -m sweeps.report study=quickstart
+
+test: $(VENV)/.dev                ## all tests
+	$(BIN)/python -m pytest
+
+fast: $(VENV)/.dev                ## the tests that do not start whole command lines
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(VENV)/.dev                ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+speed: $(VENV)/.dev               ## our operations and loop against their peers, as ratios of one run
+	$(BIN)/python -m evals.speed
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+
+# torch first and by its exact version: left to a range, pip may fetch a build of several GB for CUDA.
+$(VENV)/.torch: constraints.txt | $(BIN)/python
+	$(BIN)/pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	touch $@
+
+$(VENV)/.run: $(VENV)/.torch pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:                            ## the environment, caches and full runs; results/<study>/ stays
+	rm -rf $(VENV) .cache results/runs results/launches .pytest_cache .mypy_cache .ruff_cache *.egg-info

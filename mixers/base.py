@@ -1,0 +1,107 @@
+"""The contract of a sequence mixer. Whoever implements it gets every test, count, sweep and report.
+
+A mixer maps x_BTD to y_BTD causally. Training calls ``forward(x)``. To carry on from earlier tokens, start from
+``init_state(...)`` and pass the returned state back in: prefill, chunked prefill and decoding are the same call.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from omegaconf import MISSING
+from torch import Tensor, nn
+
+State = dict[str, Tensor]
+"""What a mixer must keep to go on. Every tensor has the batch as its first axis. Integer tensors are bookkeeping
+(positions); they live on the CPU, steer slices there and are not counted as state bytes."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a mixer may need beside its input; the language model fills it in."""
+
+    positions: Tensor | None = None  # (T,) or (B, T) int64; None: counted from the state's length, or from 0
+    segment_ids: Tensor | None = None  # (B, T) int64, non-decreasing: no information crosses a border
+    donate_state: bool = False  # the passed-in state's buffers may be overwritten
+    memory: Tensor | None = None  # two-pass models: the memory that is injected
+    role: str | None = None  # two-pass models: which pass this is
+
+
+NO_CONTEXT = Context()
+
+
+@dataclass
+class MixerConfig:
+    """What every mixer's config has. Subclasses add fields; `conf/mixer/<name>.yaml` lists all with their reasons."""
+
+    kind: str = MISSING
+    d_model: int = MISSING
+    n_heads: int = MISSING
+    head_dim: int = MISSING
+
+    # Fields that the contract tests set, where the defaults do not fit a tiny model.
+    test_overrides: ClassVar[dict] = {}
+
+    def check(self, path: str) -> None:
+        """Raise ValueError with one sentence (key, value, what would be right) for values that cannot work."""
+
+    def n_parameters(self) -> int:
+        """Parameters of one layer, by formula: known before anything is built."""
+        raise TypeError(f"mixer {self.kind!r} must define n_parameters()")
+
+    def build(self, layer_index: int, n_layers: int) -> Mixer:
+        """The layer itself."""
+        raise TypeError(f"mixer {self.kind!r} must define build()")
+
+    def for_layer(self, layer_index: int) -> MixerConfig:
+        """The config of one layer; a hybrid answers with one of its parts."""
+        return self
+
+    def accessories(self) -> dict[str, str]:
+        """What the layer has beside its state rule (convolution, norms, gates, positions); reports print it."""
+        return {}
+
+
+class Mixer(nn.Module, ABC):
+    """Base class of all mixers."""
+
+    @abstractmethod
+    def forward(
+        self, x_BTD: Tensor, state: State | None = None, context: Context | None = None
+    ) -> tuple[Tensor, State | None]:
+        """Mix over time, for any T >= 1.
+
+        ``state=None``: start at zero and return None. Otherwise the state after the last token is returned, and the
+        one passed in is unchanged unless ``context.donate_state``.
+        """
+
+    @abstractmethod
+    def init_state(self, batch_size: int, max_len: int, device: torch.device, dtype: torch.dtype) -> State:
+        """The state before the first token, for at most ``max_len`` tokens in all; ``dtype`` is the activations'."""
+
+    @abstractmethod
+    def cell_flops_per_token(self, seq_len: int) -> float:
+        """FLOPs of one forward pass outside the linear maps: mean over positions, causal halves taken, C = 64."""
+
+    @abstractmethod
+    def state_bytes(self, seq_len: int, dtype: torch.dtype) -> int:
+        """Bytes that must be kept to go on after ``seq_len`` tokens, for one sequence."""
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """FLOPs of one forward pass per token (a multiply-add is 2): linear maps plus the cell."""
+        linear = sum(2 * m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
+        return linear + self.cell_flops_per_token(seq_len)
+
+    def train_flops_per_token(self, seq_len: int) -> float:
+        """Forward and backward. The default is three forward passes."""
+        return 3 * self.flops_per_token(seq_len)
+
+    def init_parameters(self, generator: torch.Generator) -> None:
+        """Draw what needs an init of its own. Runs after the backbone's init of linear maps, which it may replace."""
+
+    def no_decay(self) -> set[str]:
+        """Names (relative to this module) that weight decay must not touch, beside biases, gains and norms."""
+        return set()

@@ -1,0 +1,1 @@
+"""Sequence mixing as pure functions: a recurrent form (the specification) beside a chunked form (the fast one)."""

@@ -1,0 +1,84 @@
+"""Small building blocks that several mixers share: rotary positions, short convolution, normalisation."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def rotary(x_BTHK: Tensor, positions: Tensor, base: float = 10_000.0) -> Tensor:
+    """Rotary position embedding (Su et al. 2021), half-split pairing (j, j + K/2).
+
+    ``positions``: (T,) or (B, T) integers. Angles are taken in float32 (float64 for float64 input): in bf16 positions
+    collide beyond 256.
+    """
+    width = x_BTHK.shape[-1]
+    wide = torch.promote_types(x_BTHK.dtype, torch.float32)
+    inverse = base ** (-torch.arange(0, width, 2, device=x_BTHK.device, dtype=wide) / width)
+    angle = positions.to(x_BTHK.device, wide)[..., None, None] * inverse  # (T, 1, K/2) or (B, T, 1, K/2)
+    cos, sin = angle.cos(), angle.sin()
+    first, second = x_BTHK.to(wide).chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_BTHK.dtype)
+
+
+def l2_normalise(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """x / sqrt(sum x^2 + eps) over the last axis, in float32 or wider. Zero stays zero, with a finite gradient."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide * (wide.square().sum(-1, keepdim=True) + eps).rsqrt()).to(x.dtype)
+
+
+def rms_normalise(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """Gain-free RMS norm over the last axis (QK norm)."""
+    return F.rms_norm(x, x.shape[-1:], eps=eps)
+
+
+class ShortConv(nn.Module):
+    """Depthwise causal convolution over the last ``width`` tokens (4 in the field), then SiLU.
+
+    y_t = sum_j c_j x_{t-j}. The state is the tail of the last width - 1 inputs.
+    """
+
+    def __init__(self, channels: int, width: int):
+        super().__init__()
+        self.width = width
+        self.taps_JD = nn.Parameter(torch.empty(width, channels))  # row j weighs the input j tokens ago
+
+    def init_parameters(self, generator: torch.Generator) -> None:
+        """Uniform in +-1/sqrt(width): what a depthwise Conv1d starts from."""
+        bound = 1 / math.sqrt(self.width)
+        with torch.no_grad():
+            self.taps_JD.uniform_(-bound, bound, generator=generator)
+
+    def forward(
+        self, x_BTD: Tensor, tail_BJD: Tensor | None = None, segment_ids_BT: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns y_BTD and the new tail (None where none came in).
+
+        ``tail_BJD`` belongs to the document of the first column, the returned one to that of the last column.
+        """
+        steps, reach = x_BTD.shape[1], self.width - 1
+        taps = self.taps_JD.to(x_BTD.dtype)
+        if tail_BJD is None:
+            past = F.pad(x_BTD, (0, 0, reach, 0))
+        else:
+            past = torch.cat((tail_BJD.to(x_BTD.dtype), x_BTD), dim=1)
+        document = None
+        if segment_ids_BT is None:
+            kernel = taps.flip(0).T[:, None]  # (D, 1, width), oldest tap first
+            y = F.conv1d(past.transpose(1, 2), kernel, groups=taps.shape[1]).transpose(1, 2)
+        else:  # tap by tap, since each tap has its own borders
+            document = torch.cat((segment_ids_BT[:, :1].expand(-1, reach), segment_ids_BT), dim=1)
+            y = x_BTD * taps[0]
+            for j in range(1, self.width):
+                window = slice(reach - j, reach - j + steps)
+                inside = (document[:, window] == segment_ids_BT)[..., None]
+                y = torch.addcmul(y, past[:, window] * inside, taps[j])
+        if tail_BJD is None:
+            return F.silu(y), None
+        tail = past[:, steps:]
+        if document is not None:
+            tail = tail * (document[:, steps:] == document[:, -1:])[..., None]
+        return F.silu(y), tail.to(tail_BJD.dtype)

@@ -1,0 +1,96 @@
+"""Causal softmax attention with rotary positions: the Transformer of the MesaNet comparison (baselines 3.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mixers import register
+from mixers.base import NO_CONTEXT, Context, Mixer, MixerConfig, State
+from mixers.ops.attention import attention, init_attention_state
+from mixers.parts import rms_normalise, rotary
+
+
+@register
+@dataclass
+class TransformerConfig(MixerConfig):
+    """Multi-head attention: q, k, v and o projections of d_model x H K each, no biases."""
+
+    kind: str = "transformer"
+    qk_norm: bool = False
+    rope_base: float = 10_000.0
+
+    window: ClassVar[int | None] = None
+
+    def check(self, path: str) -> None:
+        if self.head_dim % 2:
+            raise ValueError(f"{path}.head_dim={self.head_dim}: rotary positions turn pairs, so it must be even")
+        if self.rope_base <= 1:
+            raise ValueError(f"{path}.rope_base={self.rope_base}: must be above 1 (10000 is usual)")
+
+    def n_parameters(self) -> int:
+        return 4 * self.d_model * self.n_heads * self.head_dim
+
+    def accessories(self) -> dict[str, str]:
+        return {"positions": f"rotary, base {self.rope_base:g}", "q/k norm": "rms" if self.qk_norm else "none"}
+
+    def build(self, layer_index: int, n_layers: int) -> Mixer:
+        return SoftmaxAttention(self)
+
+
+class SoftmaxAttention(Mixer):
+    """o_t = sum_j softmax_j(q_t . k_j / sqrt(K)) v_j over the last ``window`` keys (all where it is None)."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        self.config = config
+        inner = config.n_heads * config.head_dim
+        self.qkv = nn.Linear(config.d_model, 3 * inner, bias=False)
+        self.out = nn.Linear(inner, config.d_model, bias=False)
+        self.out.writes_residual = True
+
+    def forward(
+        self, x_BTD: Tensor, state: State | None = None, context: Context | None = None
+    ) -> tuple[Tensor, State | None]:
+        context, config = context or NO_CONTEXT, self.config
+        batch, steps, _ = x_BTD.shape
+        q, k, v = self.qkv(x_BTD).view(batch, steps, 3, config.n_heads, config.head_dim).unbind(2)
+        if config.qk_norm:
+            q, k = rms_normalise(q), rms_normalise(k)
+        positions = context.positions
+        if positions is None:
+            # Only distances matter and documents never see each other: counting on over a border is harmless.
+            first = 0 if state is None else int(state["length"][0])
+            positions = torch.arange(first, first + steps, device=x_BTD.device)
+        q, k = rotary(q, positions, config.rope_base), rotary(k, positions, config.rope_base)
+        o_BTHK, state = attention(
+            q,
+            k,
+            v,
+            window=config.window,
+            segment_ids=context.segment_ids,
+            initial_state=state,
+            donate_state=context.donate_state,
+        )
+        return self.out(o_BTHK.flatten(2)), state
+
+    def init_state(self, batch_size: int, max_len: int, device: torch.device, dtype: torch.dtype) -> State:
+        c = self.config
+        return init_attention_state(
+            batch_size, max_len, c.n_heads, c.head_dim, c.head_dim, window=c.window, device=device, dtype=dtype
+        )
+
+    def cell_flops_per_token(self, seq_len: int) -> float:
+        """4 K per query and key in reach; min(t, W) keys for query t."""
+        c = self.config
+        reach = min(c.window or seq_len, seq_len)
+        keys = reach - reach * (reach - 1) / (2 * seq_len)  # mean over t of min(t, reach)
+        return 4 * c.n_heads * c.head_dim * keys
+
+    def state_bytes(self, seq_len: int, dtype: torch.dtype) -> int:
+        """Keys and values of the tokens in reach."""
+        c = self.config
+        return 2 * min(c.window or seq_len, seq_len) * c.n_heads * c.head_dim * dtype.itemsize

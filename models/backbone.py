@@ -1,0 +1,116 @@
+"""The backbone that all mixers share: pre-norm blocks of a mixer and an MLP, Llama-2 style by default."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mixers.base import Context, Mixer, MixerConfig, State
+from models.config import Model
+
+GATED = {"swiglu": F.silu, "geglu": F.gelu}
+PLAIN = {"silu": F.silu, "gelu": F.gelu, "relu2": lambda x: F.relu(x).square()}
+
+
+class PlainRMSNorm(nn.Module):
+    """RMS norm without a gain."""
+
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.width, self.eps = width, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (self.width,), eps=self.eps)
+
+
+def make_norm(config: Model) -> nn.Module:
+    """The norm that the model config names."""
+    if config.norm == "layer":
+        return nn.LayerNorm(config.d_model, eps=config.norm_eps)
+    if config.norm == "rms_plain":
+        return PlainRMSNorm(config.d_model, config.norm_eps)
+    return nn.RMSNorm(config.d_model, eps=config.norm_eps)
+
+
+class MLP(nn.Module):
+    """Two linear maps around a non-linearity; gated kinds multiply two branches of the same width."""
+
+    def __init__(self, config: Model):
+        super().__init__()
+        assert config.mlp_width is not None
+        self.kind = config.mlp
+        branches = 2 if config.mlp in GATED else 1
+        self.up = nn.Linear(config.d_model, branches * config.mlp_width, bias=config.mlp_bias)
+        self.down = nn.Linear(config.mlp_width, config.d_model, bias=config.mlp_bias)
+        self.down.writes_residual = True
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        if self.kind in GATED:
+            gate, value = self.up(x_BTD).chunk(2, dim=-1)
+            return self.down(GATED[self.kind](gate) * value)
+        return self.down(PLAIN[self.kind](self.up(x_BTD)))
+
+
+class Block(nn.Module):
+    """x + mixer(norm(x)), then x + mlp(norm(x)), or the other way round."""
+
+    def __init__(self, config: Model, mixer: Mixer):
+        super().__init__()
+        self.mlp_first = config.order == "mlp_first"
+        self.mixer_norm, self.mixer = make_norm(config), mixer
+        self.mlp_norm, self.mlp = (make_norm(config), MLP(config)) if config.mlp != "none" else (None, None)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_BTD: Tensor, state: State | None, context: Context) -> tuple[Tensor, State | None]:
+        if self.mlp_first:
+            x_BTD = self._add_mlp(x_BTD)
+        y_BTD, state = self.mixer(self.mixer_norm(x_BTD), state, context)
+        x_BTD = x_BTD + self.dropout(y_BTD)
+        return (x_BTD if self.mlp_first else self._add_mlp(x_BTD)), state
+
+    def _add_mlp(self, x_BTD: Tensor) -> Tensor:
+        if self.mlp is None or self.mlp_norm is None:
+            return x_BTD
+        return x_BTD + self.dropout(self.mlp(self.mlp_norm(x_BTD)))
+
+
+class Backbone(nn.Module):
+    """Embedding, blocks and final norm: tokens (B, T) to features (B, T, D)."""
+
+    def __init__(self, config: Model, mixer: MixerConfig, vocab_size: int, activation_checkpointing: bool = False):
+        super().__init__()
+        self.config, self.recompute = config, activation_checkpointing
+        layers = range(config.n_layers)
+        self.embed = nn.Embedding(vocab_size, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config, mixer.for_layer(i).build(i, config.n_layers)) for i in layers)
+        self.final_norm = make_norm(config) if config.final_norm else nn.Identity()
+        if config.residual_scalars:
+            self.keep_L = nn.Parameter(torch.empty(config.n_layers))  # weight of the residual stream before block l
+            self.input_L = nn.Parameter(torch.empty(config.n_layers))  # weight of the embedding before block l
+
+    def forward(
+        self, tokens_BT: Tensor, states: list[State] | None, context: Context
+    ) -> tuple[Tensor, list[State] | None]:
+        """``states``: one of each block, or None in training; returned updated."""
+        config = self.config
+        x_BTD = self.embed(tokens_BT)
+        if config.embed_scale:
+            x_BTD = x_BTD * config.d_model**0.5
+        if config.embed_norm:
+            x_BTD = F.rms_norm(x_BTD, (config.d_model,), eps=config.norm_eps)
+        x_BTD = embedded_BTD = self.dropout(x_BTD)
+        after: list[State] = []
+        for i, block in enumerate(self.blocks):
+            if config.residual_scalars:
+                x_BTD = self.keep_L[i] * x_BTD + self.input_L[i] * embedded_BTD
+            if states is not None:
+                x_BTD, state = block(x_BTD, states[i], context)
+                after.append(state)
+            elif self.recompute and self.training:
+                x_BTD, _ = checkpoint(block, x_BTD, None, context, use_reentrant=False)
+            else:
+                x_BTD, _ = block(x_BTD, None, context)
+        return self.final_norm(x_BTD), (after if states is not None else None)

@@ -1,0 +1,42 @@
+"""Hydra's errors, said so that a user can act on them: one sentence with the key and the valid choices."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import sys
+from collections.abc import Iterator
+
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from runs.validate import unknown_key
+
+
+def explain(error: BaseException) -> str:
+    """The message of a configuration error. An override of a key that does not exist gets the keys that do."""
+    if isinstance(error, MissingConfigException) and error.options is not None:
+        group, _, choice = str(error.missing_cfg_file).rpartition("/")
+        near = difflib.get_close_matches(choice, error.options, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return f"{group}={choice}: no such choice.{hint} Choices: {', '.join(error.options)}"
+    cause = error.__cause__
+    if isinstance(cause, OmegaConfBaseException) and "not in struct" in str(cause):
+        parent = cause.parent_node
+        if isinstance(parent, DictConfig):
+            return unknown_key(str(cause.full_key), [str(key) for key in parent])
+    return str(error) if cause is None else f"{error}\n{cause}"
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Run a Hydra application: configuration errors are printed by `explain` and end the program with code 1; any other
+    error keeps its traceback."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # so that Hydra hands its errors on to here
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        sys.stderr.write(f"{explain(error)}\n")
+        sys.exit(1)

@@ -1,0 +1,294 @@
+"""The life of a run: validate, find its folder, skip or continue, train, evaluate, record."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import logging
+import os
+import shlex
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from runs import identity as ids
+from runs.folder import Busy, RunFolder
+from runs.schema import Config
+from runs.validate import ConfigError, validate
+
+log = logging.getLogger(__name__)
+
+STOPPED = 75  # exit code of a run that a signal stopped: start it again and it goes on
+
+
+class RunFailed(ConfigError):
+    """A run ended with an error that is in its folder; one line is enough on the terminal."""
+
+
+def run(cfg: DictConfig) -> None:
+    """Run what Hydra composed. The same command again continues an unfinished run and skips a finished one."""
+    from runs.host import is_first_process
+
+    hydra = HydraConfig.get()
+    config = validate(cfg)
+    if config.study is not None and not config.study.get("phase"):
+        raise ConfigError(
+            f"study={config.study['name']}: a study is not one run. Start it as: python train.py study={config.study['name']}"
+        )
+    if config.trainer.strategy != "auto" and hydra.mode is not None and hydra.mode.name == "MULTIRUN":
+        _refuse_multirun(config, hydra.runtime.choices.get("hydra/launcher"))
+    me = ids.identify(cfg, config, hydra.runtime.choices["mixer"])
+    folder = RunFolder(me.folder)
+    if not is_first_process():
+        _follow(config, me)
+        return
+    if folder.status().get("state") == "done":
+        log.info("%s is finished: skipped (%s)", me.name, me.folder)
+        _warn_of_other_code(folder, config)
+        return
+    try:
+        folder.lock()
+    except Busy as busy:
+        log.warning("%s: %s: skipped", me.name, busy)
+        return
+    with _log_file(me.folder / "train.log"), contextlib.closing(_Releasing(folder)):
+        _lead(config, me, folder)
+
+
+def _refuse_multirun(config: Config, launcher: str | None) -> None:
+    if launcher == "basic":
+        raise ConfigError(
+            f"trainer.strategy={config.trainer.strategy}: the processes of a multirun's runs cannot be started from one "
+            "process. Start the runs one by one, or give each a process of its own with another hydra/launcher"
+        )
+
+
+class _Releasing:
+    def __init__(self, folder: RunFolder):
+        self.folder = folder
+
+    def close(self) -> None:
+        self.folder.release()
+
+
+@contextlib.contextmanager
+def _log_file(path: Path) -> Iterator[None]:
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("[%(asctime)s][%(name)s][%(levelname)s] %(message)s"))
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+
+
+def _warn_of_other_code(folder: RunFolder, config: Config) -> dict[str, str]:
+    """Compare the code of an existing run with today's; warn where it changed. Returns today's hashes."""
+    now, then = ids.code_hashes(config.mixer.kind), folder.record().get("code", {})
+    changed = [part for part in now if part in then and now[part] != then[part]]
+    if changed:
+        log.warning(
+            "%s was begun with other code (%s changed since). To run it with today's code, move or delete %s",
+            folder.path.name,
+            " and ".join(changed),
+            folder.path,
+        )
+    return now
+
+
+def _lead(config: Config, me: ids.Identity, folder: RunFolder) -> None:
+    """The process that owns the folder."""
+    from runs import checkpoints
+    from runs.host import describe, git_commit, set_threads
+    from runs.steps import Stopped
+    from runs.wandb_sink import NoSink, open_sink
+
+    sink, exit_code = NoSink(), 1
+    try:
+        threads = set_threads(config)
+        checkpoint, step = checkpoints.find(folder.path, me.run_id)
+        rows = folder.cut_metrics(step)
+        code = _warn_of_other_code(folder, config)
+        OmegaConf.save(OmegaConf.create(dataclasses.asdict(config)), folder.path / "config.yaml")
+        before = folder.record()
+        folder.set_record(
+            run_id=me.run_id,
+            mixer=me.mixer,
+            study=me.study,
+            science=me.science,
+            host=dataclasses.asdict(config.trainer),
+            comparison=me.comparison,
+            comparison_key=me.comparison_key,
+            code=before.get("code", code),
+            code_changed=bool(before.get("code_changed") or before.get("code", code) != code),
+            commit=git_commit(ids.ROOT),
+            command=shlex.join([Path(sys.executable).name, *sys.argv]),
+            overrides=list(HydraConfig.get().overrides.task),
+            accessories=config.mixer.accessories(),
+            **describe(config, threads),
+        )
+        attempts = folder.status().get("attempts", 0) + 1
+        folder.set_status(state="running", step=step, steps=config.steps, attempts=attempts, error=None)
+        log.info("%s: %s step %d of %d (%s)", me.name, "on from" if step else "from", step, config.steps, me.folder)
+        sink = open_sink(config, me, folder, rows)
+        metrics = _train_and_test(config, me, folder, checkpoint, sink)
+        folder.set_status(state="done", step=config.steps)
+        sink.summary(metrics)
+        exit_code = 0
+        log.info("%s: %s", me.name, ", ".join(f"{k} {v:.4f}" for k, v in metrics.items() if k.startswith("test/")))
+    except Stopped as stop:
+        folder.set_status(state="preempted", signal=str(stop))
+        log.warning("%s stopped by %s at a whole step; the same command continues it", me.name, stop)
+        sys.exit(STOPPED)
+    except KeyboardInterrupt:
+        folder.set_status(state="preempted", signal="SIGINT")
+        raise
+    except Exception as error:
+        message = "".join(traceback.format_exception_only(error)).strip()
+        folder.set_status(state="failed", error=message)
+        log.debug("failed", exc_info=True)
+        with open(folder.path / "train.log", "a") as file:
+            traceback.print_exc(file=file)
+        raise RunFailed(f"{me.name} failed: {message}\nThe whole story: {folder.path / 'train.log'}") from None
+    finally:
+        sink.close(exit_code)
+
+
+def _train_and_test(config: Config, me: ids.Identity, folder: RunFolder, checkpoint: Path | None, sink: Any) -> dict:
+    from models.evaluate import score
+    from models.lm import build_model
+    from runs.checkpoints import LAST
+    from runs.fit import fit
+    from runs.load import load_model, open_data
+
+    dataset = open_data(config)
+    model = build_model(config, dataset.vocab_size)
+    counts = model.counts(dataset.seq_len)
+    assert config.steps is not None
+    tokens = config.steps * config.tokens_per_step
+    folder.set_record(
+        data={
+            "fingerprint": dataset.fingerprint,
+            "train_tokens": dataset.n_train_tokens,
+            "vocab_size": dataset.vocab_size,
+            "epochs": round(tokens / dataset.n_train_tokens, 3),
+        },
+        counts={**counts, "tokens": tokens, "train_flops": counts["train_flops_per_token"] * tokens},
+    )
+    log.info(
+        "%s: %s parameters, %s FLOPs a token in training, state of %s bytes after %d tokens",
+        me.name,
+        f"{counts['params']:,}",
+        f"{counts['train_flops_per_token']:,.0f}",
+        f"{counts['state_bytes']:,}",
+        dataset.seq_len,
+    )
+    step_end = fit(
+        config,
+        model,
+        dataset,
+        name=me.name,
+        run_id=me.run_id,
+        path=folder.path,
+        checkpoint=checkpoint,
+        folder=folder,
+        sink=sink,
+    )
+    # From the checkpoint, so that a run killed in here, a resumed one and eval.py all score the same weights.
+    model = load_model(config, dataset.vocab_size, folder.path / "checkpoints" / LAST)
+    weights = _hash_weights(model.state_dict())
+    if config.trainer.accelerator == "gpu":
+        model.cuda()
+    begin = time.perf_counter()
+    total = score(
+        model,
+        dataset,
+        "test",
+        batch_size=config.trainer.eval_batch,
+        precision=config.precision,
+        max_tokens=config.evaluation.test_tokens,
+    )
+    log.info("%s: scored %s test tokens in %.1f s", me.name, f"{total.tokens:,}", time.perf_counter() - begin)
+    training = [row for row in folder.rows() if "train/loss" in row]
+    validation = [row for row in folder.rows() if "val/loss" in row]
+    seconds = training[-1]["seconds"]
+    metrics = {
+        "test/loss": total.nats_per_token,
+        "test/perplexity": total.perplexity,
+        "test/bits_per_byte": total.bits_per_byte,
+        "val/loss": validation[-1]["val/loss"],
+        "val/bits_per_byte": validation[-1]["val/bits_per_byte"],
+        "train/loss": training[-1]["train/loss"],
+        "train/spikes": training[-1]["train/spikes"],
+        "train/diverged": float(_diverged(training)),
+    }
+    _save_documents(folder.path / "test_documents.npz", total)
+    folder.set_record(
+        metrics=metrics,
+        timing={"seconds": seconds, "tokens_per_s": round(tokens / max(step_end.seconds or seconds, 1e-9), 1)},
+        weights=weights,
+        finished=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    )
+    return metrics
+
+
+def _diverged(rows: list[dict[str, Any]]) -> bool:
+    """Did training end clearly above its own best, by half a nat or more?"""
+    losses = [row["train/loss"] for row in rows]
+    return losses[-1] > min(losses) + 0.5
+
+
+def _save_documents(path: Path, total: Any) -> None:
+    """Nats and bytes of each test document, for paired comparisons between runs."""
+    import numpy as np
+
+    temporary = path.with_suffix(".tmp.npz")
+    np.savez(temporary, nats=total.document_nats, bytes=total.document_bytes)
+    os.replace(temporary, path)
+
+
+def _hash_weights(weights: dict[str, Any]) -> str:
+    """SHA-256 over all weights in the order of their names: equal exactly for bitwise equal models."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        digest.update(name.encode())
+        digest.update(weights[name].contiguous().view(-1).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _follow(config: Config, me: ids.Identity) -> None:
+    """Another process of a data-parallel run: it computes; the first one writes."""
+    from models.lm import build_model
+    from runs import checkpoints
+    from runs.fit import fit
+    from runs.host import set_threads
+    from runs.load import open_data
+    from runs.steps import Stopped
+    from runs.wandb_sink import NoSink
+
+    set_threads(config)
+    checkpoint, _ = checkpoints.find(me.folder, me.run_id)
+    dataset = open_data(config)
+    model = build_model(config, dataset.vocab_size)
+    try:
+        fit(
+            config,
+            model,
+            dataset,
+            name=me.name,
+            run_id=me.run_id,
+            path=me.folder,
+            checkpoint=checkpoint,
+            folder=None,
+            sink=NoSink(),
+        )
+    except Stopped:
+        sys.exit(STOPPED)

@@ -1,0 +1,149 @@
+"""What a config may hold. Light imports: no torch, so that a wrong key is answered at once.
+
+`conf/` is plain YAML; Hydra refuses keys that no file lists. Types, values and everything that depends on two keys are
+checked here, before anything starts, and each error names the key, its value and what would be right.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+from models.config import Model, Optimizer, Schedule, at_least, one_of
+
+
+@dataclass
+class Evaluation:
+    """How quality is measured."""
+
+    every: int = 100
+    val_tokens: int | None = 65536
+    test_tokens: int | None = None
+
+    def check(self, path: str) -> None:
+        at_least(f"{path}.every", self.every, 0, "0 validates only at the end")
+        at_least(f"{path}.val_tokens", self.val_tokens, 1, "null takes the whole split")
+        at_least(f"{path}.test_tokens", self.test_tokens, 1, "null takes the whole split")
+
+
+@dataclass
+class Trainer:
+    """Host settings."""
+
+    accelerator: str = "cpu"
+    devices: int = 1
+    nodes: int = 1
+    strategy: str = "auto"
+    micro_batch: int | None = None
+    eval_batch: int = 32
+    threads: int | None = None
+    compile: bool = False
+    activation_checkpointing: bool = False
+    loss_chunk: int | None = None
+    log_every: int = 10
+    checkpoint_every: int = 100
+    progress: bool = True
+
+    def check(self, path: str) -> None:
+        one_of(f"{path}.accelerator", self.accelerator, ("cpu", "gpu"))
+        one_of(f"{path}.strategy", self.strategy, ("auto", "ddp", "fsdp"))
+        for name in (
+            "devices",
+            "nodes",
+            "micro_batch",
+            "eval_batch",
+            "threads",
+            "loss_chunk",
+            "log_every",
+            "checkpoint_every",
+        ):
+            at_least(f"{path}.{name}", getattr(self, name), 1)
+        if self.strategy == "auto" and self.devices * self.nodes > 1:
+            raise ValueError(
+                f"{path}.strategy=auto: {self.devices * self.nodes} processes need ddp or fsdp (trainer=ddp)"
+            )
+        if self.strategy == "fsdp" and self.accelerator == "cpu":
+            raise ValueError(f"{path}.strategy=fsdp: needs {path}.accelerator=gpu; on CPUs use trainer=ddp")
+
+
+@dataclass
+class Logger:
+    """Where the projection of metrics.jsonl goes."""
+
+    wandb: str = "offline"
+    project: str = "isomix"
+    entity: str | None = None
+
+    def check(self, path: str) -> None:
+        one_of(f"{path}.wandb", self.wandb, ("offline", "online", "disabled"))
+
+
+@dataclass
+class Paths:
+    """Folders, relative to the working directory or absolute."""
+
+    results: str = "results"
+    cache: str = ".cache"
+
+
+@dataclass
+class Config:
+    """The whole of a run, checked and resolved."""
+
+    mixer: Any = MISSING
+    model: Model = field(default_factory=Model)
+    data: Any = MISSING
+    tokenizer: Any = MISSING
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    trainer: Trainer = field(default_factory=Trainer)
+    logger: Logger = field(default_factory=Logger)
+    paths: Paths = field(default_factory=Paths)
+    steps: int | None = None
+    tokens: int | None = None
+    global_batch: int = MISSING
+    precision: str = "fp32"
+    seed: int = 0
+    init_seed: int = 0
+    data_seed: int = 0
+    study: Any = None
+
+    def check(self) -> None:
+        """What depends on several groups."""
+        at_least("global_batch", self.global_batch, 1)
+        one_of("precision", self.precision, ("fp32", "bf16"))
+        at_least("tokens", self.tokens, 1)
+        if self.tokens is not None:
+            self.steps = math.ceil(self.tokens / (self.global_batch * self.data.seq_len))
+        if self.steps is None:
+            raise ValueError("steps=null: set steps or tokens")
+        at_least("steps", self.steps, 1)
+        if self.schedule.warmup_steps >= self.steps and self.schedule.warmup_steps > 0:
+            raise ValueError(
+                f"schedule.warmup_steps={self.schedule.warmup_steps}: must be below steps={self.steps}, or the peak "
+                "learning rate is never reached"
+            )
+        processes = self.trainer.devices * self.trainer.nodes
+        micro = self.trainer.micro_batch or max(1, self.global_batch // processes)
+        if self.global_batch % (processes * micro):
+            raise ValueError(
+                f"global_batch={self.global_batch}: trainer.devices x trainer.nodes x trainer.micro_batch = "
+                f"{self.trainer.devices} x {self.trainer.nodes} x {micro} does not divide it; the next that fits is "
+                f"{math.ceil(self.global_batch / (processes * micro)) * processes * micro}"
+            )
+        self.trainer.micro_batch = micro
+
+    @property
+    def accumulate(self) -> int:
+        """Micro batches that a device runs for one optimizer step."""
+        assert self.trainer.micro_batch is not None
+        return self.global_batch // (self.trainer.devices * self.trainer.nodes * self.trainer.micro_batch)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Positions of one global batch."""
+        return self.global_batch * self.data.seq_len

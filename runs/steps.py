@@ -1,0 +1,196 @@
+"""What happens where an optimizer step ends, in this order: log, validate, save, stop on a signal.
+
+A checkpoint is only ever taken here. In the middle of a step it would lose gradients; before the validation of its step
+that validation would be skipped on resume; before the row of its step the row would be lost.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from data.dataset import Batch
+from models.evaluate import reduce_score, score
+from models.module import TrainingModule
+from models.optim import learning_rate
+from runs.checkpoints import LAST
+from runs.folder import RunFolder
+from runs.guard import Spikes
+from runs.schema import Config
+from runs.wandb_sink import NoSink
+
+log = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
+CLOCKS = ("seconds", "tokens_per_s")
+"""Fields of a row that a resumed run does not repeat bit by bit: they measure time."""
+
+
+class Stopped(Exception):
+    """A signal asked the run to stop; everything is saved. The message is the signal's name."""
+
+
+class StepEnd(Callback):
+    """The only callback that writes. ``folder`` and ``sink`` are None in processes other than the first."""
+
+    def __init__(self, config: Config, run_id: str, folder: RunFolder | None, sink: NoSink, path: Path):
+        self.config, self.run_id, self.folder, self.sink, self.path = config, run_id, folder, sink, path
+        self.checkpoint = str(path / "checkpoints" / LAST)
+        self.spikes = Spikes()
+        self.seconds = 0.0  # spent in training steps, over all attempts; validation and saving are not in it
+        self.loss_sum, self.loss_steps = torch.zeros(()), 0  # since the last row
+        self.flag: str | None = None
+        self._clock = 0.0
+        self._saved = -1
+        self._window = (0, 0.0)  # step and seconds at the last row
+        self._handlers: dict[int, Any] = {}
+
+    # ---- signals: a handler only sets a flag ----
+
+    def _on_signal(self, number: int, _frame: Any) -> None:
+        name = signal.Signals(number).name
+        if name == "SIGINT" and self.flag == "SIGINT":
+            raise KeyboardInterrupt  # asked twice: do not wait for the step
+        self.flag = name
+        log.warning("%s: saving at the end of this step, then stopping", name)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Install the handlers after Lightning and a launcher have set theirs."""
+        for number in SIGNALS:
+            self._handlers[number] = signal.signal(number, self._on_signal)
+        self._saved = trainer.global_step
+        self._window = (trainer.global_step, self.seconds)
+        self._clock = time.perf_counter()
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers.clear()
+
+    # ---- the end of a step ----
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, TrainingModule) and self.config.steps is not None
+        if (batch_idx + 1) % self.config.accumulate:
+            return
+        step, last = trainer.global_step, trainer.global_step == self.config.steps
+        loss = self._mean_over_processes(trainer, pl_module.step_loss)
+        self.spikes.add(loss)
+        self.loss_sum, self.loss_steps = self.loss_sum.to(loss.device) + loss, self.loss_steps + 1
+        self._tick()
+        if last or step % self.config.trainer.log_every == 0:
+            self._log_training(trainer, pl_module, step)
+        every = self.config.evaluation.every
+        if last or (every and step % every == 0):
+            self._validate(trainer, pl_module, step)
+        if trainer.world_size > 1:
+            self.flag = self._agree(pl_module.device)
+        if last or self.flag or step % self.config.trainer.checkpoint_every == 0:
+            self._save(trainer, step)
+        if self.flag and not last:
+            raise Stopped(self.flag)
+        self._clock = time.perf_counter()
+
+    def _tick(self) -> None:
+        now = time.perf_counter()
+        self.seconds += now - self._clock
+        self._clock = now
+
+    @staticmethod
+    def _mean_over_processes(trainer: L.Trainer, loss: torch.Tensor) -> torch.Tensor:
+        """The global batch's nats per token: the processes' shares add up."""
+        if trainer.world_size > 1:
+            loss = loss.clone()
+            torch.distributed.all_reduce(loss)
+        return loss
+
+    def _agree(self, device: torch.device) -> str | None:
+        """All processes stop at the same step, or the others would wait for ever in the next reduction."""
+        codes = [None, *(s.name for s in SIGNALS)]
+        code = torch.tensor(codes.index(self.flag), device=device)
+        torch.distributed.all_reduce(code, torch.distributed.ReduceOp.MAX)
+        return codes[int(code)]
+
+    def _row(self, step: int, values: dict[str, Any]) -> None:
+        if self.folder is not None:
+            row = {"step": step, "tokens": step * self.config.tokens_per_step, **values}
+            self.folder.log(row)
+            self.sink.log(row)
+
+    def _log_training(self, trainer: L.Trainer, module: TrainingModule, step: int) -> None:
+        since_step, since_seconds = self._window
+        rate = (step - since_step) * self.config.tokens_per_step / max(self.seconds - since_seconds, 1e-9)
+        self._window = (step, self.seconds)
+        values = {
+            "train/loss": float(self.loss_sum) / self.loss_steps,
+            "train/grad_norm": float(module.grad_norm),
+            "train/learning_rate": self.config.optimizer.lr * self._share(step),
+            "train/spikes": int(self.spikes.count),
+            "seconds": round(self.seconds, 3),
+            "tokens_per_s": round(rate, 1),
+        }
+        for name, term in module.step_terms.items():
+            if len(module.step_terms) > 1:
+                values[f"train/{name}"] = float(term)
+        self.loss_sum, self.loss_steps = torch.zeros(()), 0
+        self._row(step, values)
+
+    def _share(self, step: int) -> float:
+        """Of the peak learning rate, as applied in this step (the scheduler has moved on already)."""
+        assert self.config.steps is not None
+        return learning_rate(self.config.schedule, step - 1, self.config.steps)
+
+    def _validate(self, trainer: L.Trainer, module: TrainingModule, step: int) -> None:
+        rows, settings = self.config.trainer.eval_batch, self.config.evaluation
+        batches = module.dataset.eval_batches("val", rows, settings.val_tokens)
+        if trainer.world_size > 1:
+            batches = itertools.islice(batches, trainer.global_rank, None, trainer.world_size)
+        total = score(
+            module.model,
+            module.dataset,
+            "val",
+            batch_size=rows,
+            precision=self.config.precision,
+            batches=batches,
+        )
+        if trainer.world_size > 1:
+            total = reduce_score(total, module.device)
+        self._row(step, {"val/loss": total.nats_per_token, "val/bits_per_byte": total.bits_per_byte})
+
+    def _save(self, trainer: L.Trainer, step: int) -> None:
+        if step == self._saved:
+            return
+        self._saved = step
+        if self.folder is not None:
+            self.folder.sync_metrics()
+        trainer.save_checkpoint(self.checkpoint)
+        if self.folder is not None:
+            self.folder.set_status(step=step)
+
+    # ---- what a checkpoint carries beside Lightning's part ----
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["run_id"] = self.run_id
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "seconds": self.seconds,
+            "loss_sum": self.loss_sum.cpu(),
+            "loss_steps": self.loss_steps,
+            "spikes": self.spikes.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.seconds, self.loss_sum = state_dict["seconds"], state_dict["loss_sum"]
+        self.loss_steps = state_dict["loss_steps"]
+        self.spikes.load_state_dict(state_dict["spikes"])

@@ -1,0 +1,153 @@
+"""From what Hydra composed to a checked `Config`: every problem is one sentence, before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import Any, TypeVar
+
+from hydra.errors import ConfigCompositionException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from runs import schema
+
+T = TypeVar("T")
+
+_GROUPS = {
+    f.name: f.default_factory
+    for f in dataclasses.fields(schema.Config)
+    if f.default_factory is not dataclasses.MISSING  # the groups with one fixed dataclass
+}
+
+
+class ConfigError(ConfigCompositionException):
+    """A config that cannot be run. Hydra prints the message alone, without a traceback."""
+
+
+def unknown_key(full_key: str, valid: list[str], owner: str = "") -> str:
+    """The message for a key that does not exist."""
+    near = difflib.get_close_matches(full_key.rsplit(".", 1)[-1], valid, 1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"{full_key}: unknown key{' of ' + owner if owner else ''}.{hint} Valid keys: {', '.join(valid)}"
+
+
+def typed(cls: type[T], node: dict, path: str, owner: str) -> T:
+    """``node`` as an instance of the dataclass ``cls``, key by key, so that an error can name the full key."""
+    types = {f.name: f.type for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    out = OmegaConf.structured(cls)
+    for key, value in node.items():
+        if key not in types:
+            raise ConfigError(unknown_key(_join(path, key), list(types), owner))
+        try:
+            OmegaConf.update(out, key, value, merge=True)
+        except OmegaConfBaseException:
+            raise ConfigError(
+                f"{_join(path, key)}={value} ({type(value).__name__}): {owner} wants {types[key]}"
+            ) from None
+    missing = sorted(OmegaConf.missing_keys(out))
+    if missing:
+        raise ConfigError(f"{_join(path, missing[0])}: no value. {owner} needs: {', '.join(missing)}")
+    instance = OmegaConf.to_object(out)
+    _checked(instance, path)
+    return instance  # type: ignore[return-value]
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _checked(instance: Any, *path: str) -> None:
+    if hasattr(instance, "check"):
+        try:
+            instance.check(*path)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
+
+def _kind(node: Any, path: str) -> str:
+    if not isinstance(node, dict) or "kind" not in node:
+        raise ConfigError(f"{path}={node}: must be a group with a key 'kind'")
+    return node["kind"]
+
+
+def _mixer(node: Any, path: str) -> Any:
+    import mixers  # the chosen mixer imports torch: only in real runs, never for --cfg job
+
+    kind = _kind(node, path)
+    try:
+        cls = mixers.config_class(kind)
+    except KeyError as error:
+        raise ConfigError(f"{path}.kind={error.args[0]}") from None
+    return typed(cls, node, path, f"mixer {kind}")
+
+
+def _by_kind(classes: dict[str, type], node: Any, path: str) -> Any:
+    kind = _kind(node, path)
+    if kind not in classes:
+        raise ConfigError(f"{path}.kind={kind}: must be one of {', '.join(classes)}")
+    return typed(classes[kind], node, path, f"{path} {kind}")
+
+
+def _resolve(cfg: DictConfig) -> dict:
+    """Plain values; the model's derived widths are filled in first, since mixers interpolate them."""
+    cfg = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))
+    cfg.pop("hydra", None)
+    try:
+        if isinstance(cfg.get("model"), DictConfig):
+            model = typed(schema.Model, OmegaConf.to_container(cfg.model, resolve=True), "model", "model")  # type: ignore
+            try:
+                model.derive("model")
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
+            cfg.model = dataclasses.asdict(model)
+        return OmegaConf.to_container(cfg, resolve=True)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error).splitlines()[0]) from None
+
+
+def validate(cfg: DictConfig) -> schema.Config:
+    """Check all of a composed config. Raises ConfigError with one sentence: key, value, what would be right."""
+    from data.config import DATA, TOKENIZERS
+
+    plain = _resolve(cfg)
+    plain.pop("experiment", None)
+    known = [f.name for f in dataclasses.fields(schema.Config)]
+    for key in plain:
+        if key not in known:
+            raise ConfigError(unknown_key(key, known))
+    scalars = {k: v for k, v in plain.items() if k not in _GROUPS and k not in ("mixer", "data", "tokenizer", "study")}
+    for name in ("mixer", "data", "tokenizer", *_GROUPS):
+        if name not in plain:
+            raise ConfigError(f"{name}: no value. Choose one, as in {name}=<name>")
+    parts: dict[str, Any] = {
+        "data": _by_kind(DATA, plain["data"], "data"),
+        "tokenizer": _by_kind(TOKENIZERS, plain["tokenizer"], "tokenizer"),
+        **{name: typed(cls, plain[name], name, name) for name, cls in _GROUPS.items()},  # type: ignore
+        "mixer": _mixer(plain["mixer"], "mixer"),
+    }
+    root = OmegaConf.structured(schema.Config)
+    types = {f.name: f.type for f in dataclasses.fields(schema.Config)}
+    for key, value in scalars.items():
+        try:
+            root[key] = value
+        except OmegaConfBaseException:
+            raise ConfigError(f"{key}={value} ({type(value).__name__}): wants {types[key]}") from None
+    missing = sorted(k for k in OmegaConf.missing_keys(root) if "." not in k and k not in parts)
+    if missing:
+        raise ConfigError(f"{missing[0]}: no value")
+    config = schema.Config(**parts, **{k: root[k] for k in scalars}, study=plain.get("study"))
+    _checked(config)
+    return config
+
+
+def command_line(cls: type[T], arguments: list[str]) -> T:
+    """key=value arguments of a small program as its dataclass. Raises ConfigError naming the key."""
+    node = {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals:
+            names = ", ".join(f"{f.name}=" for f in dataclasses.fields(cls))  # type: ignore[arg-type]
+            raise ConfigError(f"{argument}: arguments are key=value. Keys: {names}")
+        node[key] = value
+    return typed(cls, node, "", "the command line")

@@ -1,0 +1,80 @@
+"""Every mixer config of `conf/mixer/` at a size that a test can afford. A new YAML file is a new case of each test."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from pathlib import Path
+
+import torch
+from hydra import compose, initialize_config_dir
+from torch import Tensor
+
+from mixers.base import Mixer, MixerConfig, State
+from models.lm import LanguageModel
+from runs.schema import Config
+from runs.validate import validate
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = sorted(path.stem for path in (ROOT / "conf" / "mixer").glob("*.yaml"))
+TINY = ("model.d_model=16", "model.n_heads=2", "model.n_layers=2", "model.mlp_width=24", "logger=none")
+# No chunk (64, 32, 16) divides these; 130 needs three chunks of 64.
+LENGTHS = (1, 3, 37, 130)
+
+
+@cache
+def config(name: str, overrides: bool = True) -> Config:
+    """A whole checked config with the mixer ``name`` at tiny size, with or without its ``test_overrides``."""
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        checked = validate(compose("config", overrides=[f"mixer={name}", *TINY]))
+    return dataclasses.replace(checked, mixer=_shrunk(checked.mixer)) if overrides else checked
+
+
+def _shrunk(mixer: MixerConfig) -> MixerConfig:
+    small = dataclasses.replace(mixer, **type(mixer).test_overrides)
+    small.check("mixer")
+    return small
+
+
+def language_model(name: str, seed: int = 0, overrides: bool = True) -> LanguageModel:
+    """A tiny language model with the mixer, at its initial weights."""
+    checked = config(name, overrides)
+    return LanguageModel(checked.model, checked.mixer, vocab_size=11, seed=seed)
+
+
+def mixer(name: str, dtype: torch.dtype = torch.float64, seed: int = 0, overrides: bool = True) -> Mixer:
+    """One layer as the language model initialises it."""
+    return language_model(name, seed, overrides).backbone.blocks[1].mixer.to(dtype).eval()
+
+
+def inputs(batch: int, steps: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    """(B, T, D) of unit variance."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, steps, 16, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def start(layer: Mixer, batch: int, max_len: int, dtype: torch.dtype = torch.float64) -> State:
+    """The state before the first token."""
+    return layer.init_state(batch, max_len, torch.device("cpu"), dtype)
+
+
+def stepped(layer: Mixer, x_BTD: Tensor, max_len: int | None = None) -> tuple[Tensor, State]:
+    """Token by token with carried state."""
+    state: State | None = start(layer, x_BTD.shape[0], max_len or x_BTD.shape[1], x_BTD.dtype)
+    outputs = []
+    for t in range(x_BTD.shape[1]):
+        y, state = layer(x_BTD[:, t : t + 1], state)
+        outputs.append(y)
+    assert state is not None
+    return torch.cat(outputs, dim=1), state
+
+
+def close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Relative RMS error; absolute where the expected value is (nearly) zero."""
+    actual, expected = actual.detach(), expected.detach()
+    error = (actual - expected).double().square().mean().sqrt()
+    size = expected.double().square().mean().sqrt()
+    assert error.isfinite() and error <= tolerance * max(float(size), 1e-3), f"{float(error):.3g} of {float(size):.3g}"
+
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}

@@ -1,0 +1,73 @@
+"""What a mixer says of its size and cost is what it has and does."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from tests.contract.cases import NAMES, config, inputs, mixer, start
+
+pytestmark = pytest.mark.parametrize("name", NAMES)
+
+
+def test_parameter_count_equals_the_formula(name):
+    layer = mixer(name)
+    assert sum(p.numel() for p in layer.parameters()) == config(name).mixer.n_parameters()
+
+
+def fused_attention(q_shape, k_shape, v_shape, *_args, out_shape=None, **_options):
+    """The counter of this torch version does not know the CPU's fused attention."""
+    return sdpa_flop_count(q_shape, k_shape, v_shape)
+
+
+FUSED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: fused_attention}
+
+
+def counted(layer, steps):
+    with FlopCounterMode(display=False, custom_mapping=FUSED) as counter:
+        layer(inputs(1, steps, torch.float32))
+    return counter.get_total_flops()
+
+
+def test_linear_maps_agree_with_a_flop_counter(name):
+    layer, steps = mixer(name, torch.float32), 96
+    maps = [m for m in layer.modules() if isinstance(m, nn.Linear)]
+    with FlopCounterMode(display=False) as counter:
+        for m in maps:
+            m(torch.zeros(steps, m.in_features))
+    assert layer.flops_per_token(steps) - layer.cell_flops_per_token(steps) == counter.get_total_flops() / steps
+
+
+@pytest.mark.parametrize("steps", [256, 1024])
+def test_cell_agrees_with_a_flop_counter_up_to_masked_halves(name, steps):
+    """The formula takes causal halves and leaves out how a form organises its work; the counter sees whole blocks."""
+    layer = mixer(name, torch.float32, overrides=False)
+    linear = layer.flops_per_token(steps) - layer.cell_flops_per_token(steps)
+    measured = counted(layer, steps) / steps - linear
+    said = layer.cell_flops_per_token(steps)
+    if measured == 0:  # the counter sees matrix products only: this cell is elementwise
+        assert said <= 0.2 * linear
+    else:
+        assert 0.3 <= measured / said <= 4
+
+
+def test_flops_grow_with_the_length_as_the_work_does(name):
+    layer = mixer(name, torch.float32, overrides=False)
+    grown = counted(layer, 2048) / counted(layer, 1024)
+    said = 2 * layer.flops_per_token(2048) / layer.flops_per_token(1024)
+    assert said == pytest.approx(grown, rel=0.25)
+
+
+def test_training_costs_at_least_two_backward_passes(name):
+    layer = mixer(name)
+    assert layer.train_flops_per_token(512) >= 3 * layer.flops_per_token(512)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("steps", [1, 4, 100])
+def test_state_bytes_agree_with_the_tensors(name, steps, dtype):
+    layer = mixer(name, torch.float32)
+    state = start(layer, 1, steps, dtype)
+    floating = sum(t.numel() * t.itemsize for t in state.values() if t.is_floating_point())
+    assert layer.state_bytes(steps, dtype) == floating
+    assert all(not t.is_floating_point() or t.shape[0] == 1 for t in state.values())

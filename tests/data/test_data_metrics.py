@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from data.metrics import Score, bits_per_byte
+
+
+def test_bits_per_byte() -> None:
+    assert bits_per_byte(8 * math.log(2), 1) == pytest.approx(8)  # a uniform guess among 256 bytes
+    assert bits_per_byte(math.log(1024), 2) == pytest.approx(5)
+    with pytest.raises(ValueError, match="0 bytes"):
+        bits_per_byte(1.0, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_score_leaves_out_what_is_not_graded(dtype: torch.dtype) -> None:
+    nats = torch.tensor([[1.0, 2.0, math.nan], [4.0, 0.5, math.inf]], dtype=dtype, requires_grad=True)
+    targets = torch.tensor([[0, 2, -100], [2, 1, -100]])
+    document = torch.tensor([[0, 0, -1], [2, 2, -1]])
+    score = Score(4, np.array([1, 2, 4]))
+    score.add(nats, targets, document)
+    assert score.document_nats.tolist() == [3.0, 0.0, 4.5, 0.0]
+    assert score.document_bytes.tolist() == [5, 0, 6, 0]
+    assert (score.nats, score.tokens, score.bytes) == (7.5, 4, 11)
+    assert score.nats_per_token == 7.5 / 4
+    assert score.perplexity == pytest.approx(math.exp(7.5 / 4))
+    assert score.bits_per_byte == pytest.approx(7.5 / math.log(2) / 11)
+
+
+def test_parts_merge_to_the_whole() -> None:
+    rng = np.random.default_rng(0)
+    nats, targets, document = rng.random((8, 5)), rng.integers(0, 3, (8, 5)), rng.integers(0, 4, (8, 5))
+    whole, parts = Score(4, np.array([1, 2, 4])), [Score(4, np.array([1, 2, 4])) for _ in range(2)]
+    whole.add(nats, targets, document)
+    for row in range(8):
+        parts[row % 2].add(nats[row], targets[row], document[row])
+    parts[0].merge(parts[1])
+    np.testing.assert_allclose(parts[0].document_nats, whole.document_nats, rtol=1e-14)
+    np.testing.assert_array_equal(parts[0].document_bytes, whole.document_bytes)
+    assert parts[0].tokens == whole.tokens == 40
+
+
+def test_edges() -> None:
+    empty = Score(2, np.array([1]))
+    with pytest.raises(ValueError, match="nothing was scored"):
+        _ = empty.nats_per_token
+    with pytest.raises(ValueError, match="0 bytes"):
+        _ = empty.bits_per_byte
+    empty.add(np.array([1e6]), np.array([0]), np.array([1]))
+    assert empty.perplexity == math.inf
