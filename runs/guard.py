@@ -55,13 +55,14 @@ def locate(module: Any, batch: Batch) -> str:
 
 
 class Spikes:
-    """Counts loss spikes: losses more than four standard deviations above their running mean (decay 0.98).
+    """Counts loss spikes: losses more than six standard deviations above their running mean (decay 0.98).
 
     Tensors on the model's device, so that counting costs no synchronisation.
     """
 
     WARMUP = 50  # steps until the running mean is worth comparing with
     DECAY = 0.98
+    DEVIATIONS = 6
 
     def __init__(self) -> None:
         self.mean, self.variance = torch.zeros(()), torch.zeros(())
@@ -72,7 +73,7 @@ class Spikes:
         for name in ("mean", "variance", "steps", "count"):
             setattr(self, name, getattr(self, name).to(loss.device))
         gap = loss - self.mean
-        spike = (gap > 4 * self.variance.sqrt()) & (self.steps >= self.WARMUP)
+        spike = (gap > self.DEVIATIONS * self.variance.sqrt()) & (self.steps >= self.WARMUP)
         rate = torch.maximum(1 / (self.steps + 1), self.steps.new_tensor(1 - self.DECAY))
         # A spike must not drag the mean along, or the next one would go unseen.
         gap = torch.where(spike, torch.zeros_like(gap), gap)

@@ -60,6 +60,9 @@ def comparison(raw: DictConfig, config: Config, free: Iterable[str] = ()) -> dic
     plain = OmegaConf.to_container(raw, resolve=False)
     assert isinstance(plain, dict)
     plain.pop("hydra", None)
+    leaves = flatten(plain)
+    # A free key may be a group (`schedule`): all of its keys are free then.
+    free = [leaf for key in free for leaf in ([k for k in leaves if k.startswith(f"{key}.")] or [key])]
     plain["mixer"] = _replaced(plain["mixer"])
     masked = OmegaConf.create(plain)
     for key in free:

@@ -42,7 +42,7 @@ def run(cfg: DictConfig) -> None:
         raise ConfigError(
             f"study={config.study['name']}: a study is not one run. Start it as: python train.py study={config.study['name']}"
         )
-    if config.trainer.strategy != "auto" and hydra.mode is not None and hydra.mode.name == "MULTIRUN":
+    if config.trainer.strategy != "auto" and _is_multirun():
         _refuse_multirun(config, hydra.runtime.choices.get("hydra/launcher"))
     me = ids.identify(cfg, config, hydra.runtime.choices["mixer"])
     folder = RunFolder(me.folder)
@@ -130,7 +130,7 @@ def _lead(config: Config, me: ids.Identity, folder: RunFolder) -> None:
             code=before.get("code", code),
             code_changed=bool(before.get("code_changed") or before.get("code", code) != code),
             commit=git_commit(ids.ROOT),
-            command=shlex.join([Path(sys.executable).name, *sys.argv]),
+            command=_command(),
             overrides=list(HydraConfig.get().overrides.task),
             accessories=config.mixer.accessories(),
             **describe(config, threads),
@@ -154,12 +154,26 @@ def _lead(config: Config, me: ids.Identity, folder: RunFolder) -> None:
     except Exception as error:
         message = "".join(traceback.format_exception_only(error)).strip()
         folder.set_status(state="failed", error=message)
-        log.debug("failed", exc_info=True)
+        if _is_multirun():  # its launcher would keep quiet until the last run has ended
+            log.error("%s failed: %s", me.name, message)
         with open(folder.path / "train.log", "a") as file:
             traceback.print_exc(file=file)
         raise RunFailed(f"{me.name} failed: {message}\nThe whole story: {folder.path / 'train.log'}") from None
     finally:
         sink.close(exit_code)
+
+
+def _is_multirun() -> bool:
+    mode = HydraConfig.get().mode
+    return mode is not None and mode.name == "MULTIRUN"
+
+
+def _command() -> str:
+    """The command line that makes this one run, also where a multirun or a study started it."""
+    hydra = HydraConfig.get()
+    if _is_multirun():
+        return shlex.join(["python", "train.py", "hydra.mode=RUN", *hydra.overrides.task])
+    return shlex.join(["python", *sys.argv])
 
 
 def _train_and_test(config: Config, me: ids.Identity, folder: RunFolder, checkpoint: Path | None, sink: Any) -> dict:

@@ -90,6 +90,7 @@ class StepEnd(Callback):
         self._tick()
         if last or step % self.config.trainer.log_every == 0:
             self._log_training(trainer, pl_module, step)
+        self._tick()
         every = self.config.evaluation.every
         if last or (every and step % every == 0):
             self._validate(trainer, pl_module, step)

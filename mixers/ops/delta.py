@@ -148,7 +148,7 @@ class _Saved(NamedTuple):
     scores_2PCC: Tensor  # A, with a diagonal and more that is never read, and P
     inverse_PCC: Tensor  # (I + A)^{-1}
     errors_PCV: Tensor  # E
-    states_NGKV: Tensor  # [n] enters chunk n, [N] is the final state
+    entered_PKV: Tensor  # S, the state that enters each chunk
 
 
 class _ChunkDeltaRule(torch.autograd.Function):
@@ -169,10 +169,10 @@ class _ChunkDeltaRule(torch.autograd.Function):
         def new(*shape: int) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=q.device)
 
-        reads_2PCK, errors_PCV = new(2, matrices, length, key_dim), new(matrices, length, value_dim)
+        reads_2PCK, v_PCV = new(2, matrices, length, key_dim), new(matrices, length, value_dim)
         to_chunks(k, reads_2PCK[0].view(*shape_NBHC, key_dim))
         to_chunks(q, reads_2PCK[1].view(*shape_NBHC, key_dim))
-        to_chunks(v, errors_PCV.view(*shape_NBHC, value_dim))  # becomes the errors in the loop below
+        to_chunks(v, v_PCV.view(*shape_NBHC, value_dim))
         beta_PC1 = to_chunks(beta, new(*shape_NBHC)).view(matrices, length, 1)
         decay = chunk_decay(g, segment_ids, shape_NBHC=shape_NBHC, dtype=dtype, device=q.device)
 
@@ -185,19 +185,22 @@ class _ChunkDeltaRule(torch.autograd.Function):
         entering_2PCK = reads_2PCK if decay.entry is None else reads_2PCK * decay.entry
         leaving_PCK = writes_PCK if decay.exit is None else writes_PCK * decay.exit
 
-        states_NGKV = new(n_chunks + 1, group, key_dim, value_dim)
-        states_NGKV[0] = 0.0 if initial_state is None else initial_state.reshape(group, key_dim, value_dim)
-        states, residual_GCV = states_NGKV.unbind(0), new(group, length, value_dim)
-        keys, inverses = by_chunk(entering_2PCK[0], n_chunks), by_chunk(inverse_PCC, n_chunks)
-        leaving, errors = by_chunk(leaving_PCK, n_chunks), by_chunk(errors_PCV, n_chunks)
+        # Out of place, although in place saves copies: compilers pay for every write into a view of a common buffer.
+        if initial_state is None:
+            state_GKV = torch.zeros(group, key_dim, value_dim, dtype=dtype, device=q.device)
+        else:
+            state_GKV = initial_state.reshape(group, key_dim, value_dim).to(dtype)
+        states, errors = [], []
+        keys, values, leaving, inverses = (
+            by_chunk(x, n_chunks) for x in (entering_2PCK[0], v_PCV, leaving_PCK, inverse_PCC)
+        )
         for n in range(n_chunks):
-            torch.baddbmm(errors[n], keys[n], states[n], alpha=-1, out=residual_GCV)
-            torch.bmm(inverses[n], residual_GCV, out=errors[n])
-            kept = states[n]
-            if decay.whole is not None:
-                kept = torch.mul(kept, decay.whole[n], out=states[n + 1])
-            torch.baddbmm(kept, leaving[n].mT, errors[n], out=states[n + 1])
-        o_PCV = torch.bmm(entering_2PCK[1], states_NGKV[:-1].view(matrices, key_dim, value_dim))
+            states.append(state_GKV)
+            errors.append(torch.bmm(inverses[n], torch.baddbmm(values[n], keys[n], state_GKV, alpha=-1)))
+            kept = state_GKV if decay.whole is None else state_GKV * decay.whole[n]
+            state_GKV = torch.baddbmm(kept, leaving[n].mT, errors[n])
+        entered_PKV, errors_PCV = torch.cat(states), torch.cat(errors)
+        o_PCV = torch.bmm(entering_2PCK[1], entered_PKV)
         torch.baddbmm(o_PCV, scores_2PCC[1], errors_PCV, out=o_PCV)
 
         saved = _Saved(
@@ -209,20 +212,21 @@ class _ChunkDeltaRule(torch.autograd.Function):
             scores_2PCC,
             inverse_PCC,
             errors_PCV,
-            states_NGKV,
+            entered_PKV,
         )
         ctx.save_for_backward(*saved, *decay)
         ctx.shape_NBHC, ctx.steps, ctx.has_gates = shape_NBHC, steps, g is not None
         ctx.dtypes = [None if x is None else x.dtype for x in (q, k, v, beta, g, initial_state)]
         ctx.set_materialize_grads(False)
         o = from_chunks(o_PCV.view(*shape_NBHC, value_dim), steps, q.dtype)
-        return o, states_NGKV[-1].view(batch, heads, key_dim, value_dim).clone()
+        return o, state_GKV.view(batch, heads, key_dim, value_dim)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, do, dfinal):
-        saved = _Saved(*ctx.saved_tensors[: len(_Saved._fields)])
-        decay = ChunkDecay(*ctx.saved_tensors[len(_Saved._fields) :])
+        tensors = ctx.saved_tensors  # once: activation checkpointing recomputes them at each look
+        saved = _Saved(*tensors[: len(_Saved._fields)])
+        decay = ChunkDecay(*tensors[len(_Saved._fields) :])
         with torch.autocast(saved.errors_PCV.device.type, enabled=False):
             dq, dk, dv, dbeta, dg, dinitial_GKV = _backward(saved, decay, ctx.shape_NBHC, do, dfinal, ctx.has_gates)
 
@@ -252,30 +256,27 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor]:
     """Gradients of q, k, v, beta, g in chunk layout, and of the initial state (G,K,V)."""
     n_chunks, (matrices, length, value_dim) = shape_NBHC[0], saved.errors_PCV.shape
-    entered_PKV = saved.states_NGKV[:-1].view(matrices, -1, value_dim)
-
-    # of the residuals, the right-hand side of (1), and of O
-    dresults_2PCV = saved.errors_PCV.new_empty(2, matrices, length, value_dim)
+    dresults_2PCV = saved.errors_PCV.new_empty(2, matrices, length, value_dim)  # of (1)'s right-hand side, and of O
     if do is None:
         dresults_2PCV[1].zero_()
     else:
         to_chunks(do, dresults_2PCV[1].view(*shape_NBHC, value_dim))
-    dstates_NGKV = torch.empty_like(saved.states_NGKV)
-    dstates_NGKV[-1] = 0.0 if dfinal is None else dfinal.reshape(dstates_NGKV.shape[1:])
-    torch.bmm(saved.entering_2PCK[1].mT, dresults_2PCV[1], out=dstates_NGKV[:-1].view_as(entered_PKV))
-    derrors_PCV = torch.bmm(saved.scores_2PCC[1].mT, dresults_2PCV[1])
-
-    keys, inverses = by_chunk(saved.entering_2PCK[0], n_chunks), by_chunk(saved.inverse_PCC, n_chunks)
-    leaving, derrors = by_chunk(saved.leaving_PCK, n_chunks), by_chunk(derrors_PCV, n_chunks)
-    dresiduals, dstates = by_chunk(dresults_2PCV[0], n_chunks), dstates_NGKV.unbind(0)
+    through_q = by_chunk(torch.bmm(saved.entering_2PCK[1].mT, dresults_2PCV[1]), n_chunks)
+    through_p = by_chunk(torch.bmm(saved.scores_2PCC[1].mT, dresults_2PCV[1]), n_chunks)
+    dstate_GKV = torch.zeros_like(through_q[0])
+    if dfinal is not None:
+        dstate_GKV = dfinal.reshape(dstate_GKV.shape)
+    dleft, dresiduals = [], []
+    keys, leaving, inverses = (
+        by_chunk(x, n_chunks) for x in (saved.entering_2PCK[0], saved.leaving_PCK, saved.inverse_PCC)
+    )
     for n in reversed(range(n_chunks)):
-        torch.baddbmm(derrors[n], leaving[n], dstates[n + 1], out=derrors[n])
-        torch.bmm(inverses[n].mT, derrors[n], out=dresiduals[n])
-        if decay.whole is None:
-            dstates[n].add_(dstates[n + 1])
-        else:
-            dstates[n].addcmul_(dstates[n + 1], decay.whole[n])
-        torch.baddbmm(dstates[n], keys[n].mT, dresiduals[n], alpha=-1, out=dstates[n])
+        dleft.append(dstate_GKV)
+        dresiduals.append(torch.bmm(inverses[n].mT, torch.baddbmm(through_p[n], leaving[n], dstate_GKV)))
+        dkept = dstate_GKV if decay.whole is None else dstate_GKV * decay.whole[n]
+        dstate_GKV = torch.baddbmm(through_q[n] + dkept, keys[n].mT, dresiduals[-1], alpha=-1)
+    dleft_PKV = torch.cat(dleft[::-1])
+    torch.cat(dresiduals[::-1], out=dresults_2PCV[0])
 
     # keys (with the minus of (1)) and queries read the state and the errors in the same way
     dscores_2PCC, dreads_2PCK = torch.empty_like(saved.scores_2PCC), torch.empty_like(saved.reads_2PCK)
@@ -283,14 +284,14 @@ def _backward(
         out = dscores_2PCC[reader]
         torch.baddbmm(out, dresults_2PCV[reader], saved.errors_PCV.mT, beta=0, alpha=sign, out=out)
         out = dreads_2PCK[reader]
-        torch.baddbmm(out, dresults_2PCV[reader], entered_PKV.mT, beta=0, alpha=sign, out=out)
-    dwrites_PCK = torch.bmm(saved.errors_PCV, dstates_NGKV[1:].view_as(entered_PKV).mT)
+        torch.baddbmm(out, dresults_2PCV[reader], saved.entered_PKV.mT, beta=0, alpha=sign, out=out)
+    dwrites_PCK = torch.bmm(saved.errors_PCV, dleft_PKV.mT)
     if decay.entry is not None:
         dreads_2PCK.mul_(decay.entry)
         dwrites_PCK.mul_(decay.exit)
     dg_PC = None
     if has_gates:
-        dg_PC = _log_decay_gradient(saved, dscores_2PCC, dreads_2PCK, dwrites_PCK, dstates_NGKV, decay.whole)
+        dg_PC = _log_decay_gradient(saved, dscores_2PCC, dreads_2PCK, dwrites_PCK, dleft_PKV, decay.whole)
     dscores_2PCC.mul_(decay.within)
     dscores_2PCC[0].tril_(-1)
     for reader in (0, 1):
@@ -299,11 +300,11 @@ def _backward(
         torch.baddbmm(dwrites_PCK, dscores_2PCC[reader].mT, saved.reads_2PCK[reader], out=dwrites_PCK)
     dbeta_PC = (saved.reads_2PCK[0] * dwrites_PCK).sum(-1)
     dreads_2PCK[0].addcmul_(dwrites_PCK, saved.beta_PC1)
-    return dreads_2PCK[1], dreads_2PCK[0], dresults_2PCV[0], dbeta_PC, dg_PC, dstates_NGKV[0]
+    return dreads_2PCK[1], dreads_2PCK[0], dresults_2PCV[0], dbeta_PC, dg_PC, dstate_GKV
 
 
 def _log_decay_gradient(
-    saved: _Saved, dscores_2PCC: Tensor, dreads_2PCK: Tensor, dwrites_PCK: Tensor, dstates_NGKV: Tensor, whole: Tensor
+    saved: _Saved, dscores_2PCC: Tensor, dreads_2PCK: Tensor, dwrites_PCK: Tensor, dleft_PKV: Tensor, whole: Tensor
 ) -> Tensor:
     """dg (P,C), from the cotangents of the undecayed scores and of what passed the entering and leaving state.
 
@@ -316,6 +317,6 @@ def _log_decay_gradient(
     exits_PC = (saved.writes_PCK * dwrites_PCK).sum(-1)
     db_PC = (saved.reads_2PCK * dreads_2PCK).sum((0, -1)).sub_(exits_PC)
     db_PC.add_(pairs_2PCC.sum((0, -1))).sub_(pairs_2PCC.sum((0, -2)))
-    kept_NG = (saved.states_NGKV[:-1] * dstates_NGKV[1:]).sum((-1, -2)) * whole[..., 0, 0]
-    db_PC[:, -1] += exits_PC.sum(-1) + kept_NG.flatten()
+    kept_P = (saved.entered_PKV * dleft_PKV).sum((-1, -2)) * whole.flatten()
+    db_PC[:, -1] += exits_PC.sum(-1) + kept_P
     return reverse_cumulative_sum(db_PC)

@@ -94,6 +94,18 @@ def test_compiles(name):
     torch._dynamo.reset()
 
 
+def test_recomputed_in_the_backward_pass(name):
+    """Activation checkpointing: saved tensors are made a second time, and may be looked at once."""
+    model, x = language_model(name), torch.randint(0, 11, (2, 70), generator=torch.Generator().manual_seed(0))
+    gradients = []
+    for recompute in (False, True):
+        model.backbone.recompute = recompute
+        loss = model.features(x).square().sum()
+        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
+    for plain, recomputed in zip(*gradients, strict=True):
+        assert torch.equal(plain, recomputed)
+
+
 def test_yaml_lists_every_field_with_its_reason(name):
     path = ROOT / "conf" / "mixer" / f"{name}.yaml"
     plain = OmegaConf.to_container(OmegaConf.load(path), resolve=False)

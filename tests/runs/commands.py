@@ -31,7 +31,9 @@ TINY = (
 
 def command(results: Path, *overrides: str, script: str = "train.py") -> list[str]:
     """The command line of a tiny run; data is prepared once, in the project's cache."""
-    return [sys.executable, str(ROOT / script), *TINY, f"paths.results={results}", *overrides]
+    flags = [word for word in overrides if word.startswith("-")]
+    values = [word for word in overrides if not word.startswith("-")]
+    return [sys.executable, str(ROOT / script), *flags, *TINY, f"paths.results={results}", *values]
 
 
 def environment() -> dict[str, str]:

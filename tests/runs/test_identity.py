@@ -101,6 +101,13 @@ def test_keys_that_a_study_tunes_are_free_and_so_is_what_follows_them():
     assert seeded.comparison["optimizer.weight_decay"] == identity.SENTINEL
 
 
+def test_a_tuned_group_is_free_as_a_whole():
+    study = {"name": "s", "phase": "seeds", "mixers": {"swa": {"schedule": ["cosine", "linear"]}}}
+    one, two = identify("schedule=linear", study=study), identify("mixer=swa", study=study)
+    assert one.comparison_key == two.comparison_key
+    assert one.comparison["schedule.kind"] == one.comparison["schedule.final"] == identity.SENTINEL
+
+
 def test_folder_is_a_function_of_the_config():
     assert BASE.folder == ROOT / "results" / "runs" / "default" / f"transformer-{BASE.run_id}"
     assert identify("mixer=gated_deltanet_native").folder.name.startswith("gated_deltanet_native-")
