@@ -111,8 +111,8 @@ def attention_rows(repeats: int) -> Iterator[Row]:
     from mixers.ops.attention import attention
 
     def sdpa(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        heads_first = (x.transpose(1, 2) for x in (q, k, v))
-        return F.scaled_dot_product_attention(*heads_first, **options).transpose(1, 2)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
 
     qkv = [random(1, 2048, 4, 64, seed=i) for i in range(3)]
     setting = "B=1 T=2048 H=4 K=64, float32, forward + backward"
@@ -190,7 +190,7 @@ def quickstart_config(*overrides: str) -> Any:
     root = Path(__file__).resolve().parents[1]
     shared = OmegaConf.to_container(OmegaConf.load(root / "sweeps" / "quickstart.yaml").shared)
     assert isinstance(shared, dict)
-    settings = [f"{key}={value}" for key, value in shared.items()]
+    settings = [f"{key}={value}" for key, value in shared.items() if isinstance(key, str)]
     with initialize_config_dir(str(root / "conf"), version_base="1.3"):
         return validate(compose("config", overrides=["mixer=transformer", "logger=none", *settings, *overrides]))
 
@@ -318,7 +318,7 @@ def main(arguments: list[str]) -> int:
     root = Path(__file__).resolve().parents[1]
     out = Path(command.out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    host = {"cpu": processor(), "threads": threads, "torch": torch.__version__, "commit": git_commit(root)}
+    host = {"cpu": processor(), "threads": threads, "torch": str(torch.__version__), "commit": git_commit(root)}
     out.write_text(json.dumps({"host": host, "repeats": command.repeats, "rows": [asdict(r) for r in rows]}, indent=1))
     console.print(f"written to {out}")
     return 0

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixers.base import NO_CONTEXT, Context, Mixer, MixerConfig, State
-from mixers.parts import ShortConv, l2_normalise
+from mixers.parts import ResidualLinear, ShortConv, l2_normalise
 
 CONV_ON = ("none", "qk", "qkv")
 QK_NORMS = ("none", "l2")
@@ -120,8 +120,7 @@ class LinearFrame(Mixer):
             self.gate = nn.Linear(c.d_model, c.gates * c.n_heads, bias=c.gate_bias)
         self.norm_V = nn.RMSNorm(c.value_dim, eps=1e-5) if c.head_norm == "rms" else None
         self.out_gate = nn.Linear(c.d_model, values, bias=False) if c.output_gate == "silu" else None
-        self.out = nn.Linear(values, c.d_model, bias=False)
-        self.out.writes_residual = True
+        self.out = ResidualLinear(values, c.d_model, bias=False)
 
     @abstractmethod
     def rule(
@@ -139,7 +138,6 @@ class LinearFrame(Mixer):
         self, x_BTD: Tensor, state: State | None = None, context: Context | None = None
     ) -> tuple[Tensor, State | None]:
         c, segments = self.config, (context or NO_CONTEXT).segment_ids
-        batch, steps, _ = x_BTD.shape
         keys, values = c.n_heads * c.key_dim, c.n_heads * c.value_dim
         qkv, tail = self.qkv(x_BTD), None
         if self.conv is None:

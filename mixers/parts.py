@@ -35,6 +35,10 @@ def rms_normalise(x: Tensor, eps: float = 1e-6) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], eps=eps)
 
 
+class ResidualLinear(nn.Linear):
+    """A linear map that writes to the residual stream: the backbone scales its initial weights by the depth."""
+
+
 class ShortConv(nn.Module):
     """Depthwise causal convolution over the last ``width`` tokens (4 in the field), then SiLU.
 

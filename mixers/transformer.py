@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mixers import register
 from mixers.base import NO_CONTEXT, Context, Mixer, MixerConfig, State
 from mixers.ops.attention import attention, init_attention_state
-from mixers.parts import rms_normalise, rotary
+from mixers.parts import ResidualLinear, rms_normalise, rotary
 
 
 @register
@@ -49,8 +49,7 @@ class SoftmaxAttention(Mixer):
         self.config = config
         inner = config.n_heads * config.head_dim
         self.qkv = nn.Linear(config.d_model, 3 * inner, bias=False)
-        self.out = nn.Linear(inner, config.d_model, bias=False)
-        self.out.writes_residual = True
+        self.out = ResidualLinear(inner, config.d_model, bias=False)
 
     def forward(
         self, x_BTD: Tensor, state: State | None = None, context: Context | None = None

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mixers.base import Context, Mixer, MixerConfig, State
+from mixers.parts import ResidualLinear
 from models.config import Model
 
-GATED = {"swiglu": F.silu, "geglu": F.gelu}
-PLAIN = {"silu": F.silu, "gelu": F.gelu, "relu2": lambda x: F.relu(x).square()}
+GATED: dict[str, Callable[[Tensor], Tensor]] = {"swiglu": F.silu, "geglu": F.gelu}
+PLAIN: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu, "relu2": lambda x: F.relu(x).square()}
 
 
 class PlainRMSNorm(nn.Module):
@@ -43,8 +47,7 @@ class MLP(nn.Module):
         self.kind = config.mlp
         branches = 2 if config.mlp in GATED else 1
         self.up = nn.Linear(config.d_model, branches * config.mlp_width, bias=config.mlp_bias)
-        self.down = nn.Linear(config.mlp_width, config.d_model, bias=config.mlp_bias)
-        self.down.writes_residual = True
+        self.down = ResidualLinear(config.mlp_width, config.d_model, bias=config.mlp_bias)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         if self.kind in GATED:
@@ -60,7 +63,8 @@ class Block(nn.Module):
         super().__init__()
         self.mlp_first = config.order == "mlp_first"
         self.mixer_norm, self.mixer = make_norm(config), mixer
-        self.mlp_norm, self.mlp = (make_norm(config), MLP(config)) if config.mlp != "none" else (None, None)
+        self.mlp_norm = make_norm(config) if config.mlp != "none" else None
+        self.mlp = MLP(config) if config.mlp != "none" else None
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BTD: Tensor, state: State | None, context: Context) -> tuple[Tensor, State | None]:
@@ -91,6 +95,11 @@ class Backbone(nn.Module):
             self.keep_L = nn.Parameter(torch.empty(config.n_layers))  # weight of the residual stream before block l
             self.input_L = nn.Parameter(torch.empty(config.n_layers))  # weight of the embedding before block l
 
+    @property
+    def layers(self) -> list[Block]:
+        """The blocks, in order."""
+        return cast(list[Block], list(self.blocks))
+
     def forward(
         self, tokens_BT: Tensor, states: list[State] | None, context: Context
     ) -> tuple[Tensor, list[State] | None]:
@@ -103,11 +112,12 @@ class Backbone(nn.Module):
             x_BTD = F.rms_norm(x_BTD, (config.d_model,), eps=config.norm_eps)
         x_BTD = embedded_BTD = self.dropout(x_BTD)
         after: list[State] = []
-        for i, block in enumerate(self.blocks):
+        for i, block in enumerate(self.layers):
             if config.residual_scalars:
                 x_BTD = self.keep_L[i] * x_BTD + self.input_L[i] * embedded_BTD
             if states is not None:
                 x_BTD, state = block(x_BTD, states[i], context)
+                assert state is not None
                 after.append(state)
             elif self.recompute and self.training:
                 x_BTD, _ = checkpoint(block, x_BTD, None, context, use_reentrant=False)

@@ -19,7 +19,16 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """The batch with its tensors on a device."""
-    return Batch(*(x.to(device, non_blocking=True) if isinstance(x, torch.Tensor) else x for x in batch))
+
+    def move(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor.to(device, non_blocking=True)
+
+    return batch._replace(
+        inputs_BT=batch.inputs_BT.to(device, non_blocking=True),
+        targets_BT=batch.targets_BT.to(device, non_blocking=True),
+        segment_ids_BT=move(batch.segment_ids_BT),
+        document_BT=move(batch.document_BT),
+    )
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from data.randomness import key
 from mixers.base import Mixer
+from mixers.parts import ResidualLinear
 from models.backbone import Backbone
 from models.config import Model
 
@@ -52,7 +53,7 @@ def initialise(backbone: Backbone, head: nn.Linear | None, seed: int) -> None:
     for name, module in backbone.named_modules():
         if isinstance(module, nn.Linear):
             std = _linear_std(config, module.in_features)
-            if getattr(module, "writes_residual", False):
+            if isinstance(module, ResidualLinear):
                 std *= _residual_factor(config)
             _draw(module.weight, config, std, generator(name))
             if module.bias is not None:

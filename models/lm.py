@@ -100,7 +100,7 @@ class LanguageModel(nn.Module):
         dtype = (
             torch.get_autocast_dtype(embed.device.type) if torch.is_autocast_enabled(embed.device.type) else embed.dtype
         )
-        layers = [block.mixer.init_state(batch_size, max_len, embed.device, dtype) for block in self.backbone.blocks]
+        layers = [block.mixer.init_state(batch_size, max_len, embed.device, dtype) for block in self.backbone.layers]
         return LMState(layers, 0)
 
     def prefill(self, tokens_BT: Tensor, state: LMState, *, donate_state: bool = False) -> tuple[Tensor, LMState]:
@@ -124,8 +124,8 @@ class LanguageModel(nn.Module):
         """Parameters, FLOPs per token at ``seq_len`` and state bytes after ``seq_len`` tokens."""
         total = sum(p.numel() for p in self.parameters())
         embeddings = self.backbone.embed.weight.numel() + (0 if self.head is None else self.head.weight.numel())
-        mixers = [block.mixer for block in self.backbone.blocks]
-        mlps = sum(2 * m.weight.numel() for b in self.backbone.blocks if b.mlp for m in (b.mlp.up, b.mlp.down))
+        mixers = [block.mixer for block in self.backbone.layers]
+        mlps = sum(2 * m.weight.numel() for b in self.backbone.layers if b.mlp for m in (b.mlp.up, b.mlp.down))
         outside = mlps + 2 * self.vocab_size * self.config.d_model  # the output matrix; looking up a row is free
         return {
             "params": total,

@@ -82,7 +82,7 @@ class TrainingModule(L.LightningModule):
             self.grad_norm = sharded(limit)
         else:
             parameters = [p for p in self.parameters() if p.grad is not None]
-            self.grad_norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+            self.grad_norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if not bool(torch.isfinite(self.grad_norm) & torch.isfinite(self.step_loss)):
             raise NotFinite(
                 f"step {self.global_step + 1}: loss {float(self.step_loss):g}, gradient norm {float(self.grad_norm):g}; "
@@ -91,7 +91,7 @@ class TrainingModule(L.LightningModule):
         if sharded is None and self.config.optimizer.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, limit, self.grad_norm)
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> Any:
         optimizer = make_optimizer(self.model, self.config.optimizer)
         assert self.config.steps is not None
         steps, schedule = self.config.steps, self.config.schedule

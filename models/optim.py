@@ -22,7 +22,8 @@ def decay_groups(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, n
             if unknown:
                 raise KeyError(f"{name}.no_decay() names {sorted(unknown)}, which are no parameters of it")
             exempt |= {f"{name}.{parameter}" for parameter in module.no_decay()}
-    decayed, free = {}, {}
+    decayed: dict[str, nn.Parameter] = {}
+    free: dict[str, nn.Parameter] = {}
     for name, parameter in model.named_parameters():
         (free if parameter.ndim < 2 or name in exempt else decayed)[name] = parameter
     return decayed, free

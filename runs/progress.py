@@ -9,6 +9,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from tqdm import tqdm
 
+from models.module import TrainingModule
 from runs.schema import Config
 
 
@@ -41,6 +42,7 @@ class Progress(Callback):
         if self.bar is not None and (batch_idx + 1) % self.config.accumulate == 0:
             step = trainer.global_step
             if step % 20 == 0:
+                assert isinstance(pl_module, TrainingModule)
                 self.bar.set_postfix_str(f"loss {float(pl_module.step_loss):.3f}", refresh=False)
             self.bar.update(self.config.tokens_per_step)
 

@@ -151,7 +151,7 @@ def _lead(config: Config, me: ids.Identity, folder: RunFolder) -> None:
     except KeyboardInterrupt:
         folder.set_status(state="preempted", signal="SIGINT")
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever it was is recorded in the folder, then raised on
         message = "".join(traceback.format_exception_only(error)).strip()
         folder.set_status(state="failed", error=message)
         if _is_multirun():  # its launcher would keep quiet until the last run has ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 from typing import Any, TypeVar
@@ -91,7 +92,9 @@ def _by_kind(classes: dict[str, type], node: Any, path: str) -> Any:
 
 def _resolve(cfg: DictConfig) -> dict:
     """Plain values; the model's derived widths are filled in first, since mixers interpolate them."""
-    cfg = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))
+    cfg = copy.deepcopy(cfg)
+    OmegaConf.set_readonly(cfg, False)
+    OmegaConf.set_struct(cfg, False)
     cfg.pop("hydra", None)
     try:
         if isinstance(cfg.get("model"), DictConfig):

@@ -70,7 +70,7 @@ class WandbSink(NoSink):
     def _safely(self, act: Callable[[], Any]) -> None:
         try:
             act()
-        except Exception as error:  # W&B raises what it likes; the record is metrics.jsonl
+        except Exception as error:  # noqa: BLE001 - W&B raises what it likes; the record is metrics.jsonl
             log.warning("W&B: %s: %s (the run goes on; metrics.jsonl is the record)", type(error).__name__, error)
 
     def log(self, row: dict[str, Any]) -> None:

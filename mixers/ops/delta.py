@@ -107,7 +107,7 @@ def recurrent_delta_rule(
             if decay_BTH is not None:
                 state = state * decay_BTH[:, t, :, None, None]
             error_BH1V = v[:, t, :, None].to(dtype) - k[:, t, :, None].to(dtype) @ state
-            state = state + write_BTHK[:, t, :, :, None] * error_BH1V
+            state = torch.addcmul(state, write_BTHK[:, t, :, :, None], error_BH1V)
             outputs.append(q[:, t, :, None].to(dtype) @ state)
         o = torch.cat(outputs, dim=2).transpose(1, 2)
         return (o if scale == 1.0 else o * scale).to(q.dtype), state
@@ -141,9 +141,7 @@ class _Saved(NamedTuple):
     """What the backward of a chunked delta rule reads; 2 runs over (keys, queries), the two readers of the state."""
 
     reads_2PCK: Tensor  # keys and queries
-    entering_2PCK: Tensor  # diag(entry) of them
     writes_PCK: Tensor  # W
-    leaving_PCK: Tensor  # diag(exit) W
     beta_PC1: Tensor
     scores_2PCC: Tensor  # A, with a diagonal and more that is never read, and P
     inverse_PCC: Tensor  # (I + A)^{-1}
@@ -169,10 +167,10 @@ class _ChunkDeltaRule(torch.autograd.Function):
         def new(*shape: int) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=q.device)
 
-        reads_2PCK, v_PCV = new(2, matrices, length, key_dim), new(matrices, length, value_dim)
+        reads_2PCK, errors_PCV = new(2, matrices, length, key_dim), new(matrices, length, value_dim)
         to_chunks(k, reads_2PCK[0].view(*shape_NBHC, key_dim))
         to_chunks(q, reads_2PCK[1].view(*shape_NBHC, key_dim))
-        to_chunks(v, v_PCV.view(*shape_NBHC, value_dim))
+        to_chunks(v, errors_PCV.view(*shape_NBHC, value_dim))  # becomes the errors in the loop below
         beta_PC1 = to_chunks(beta, new(*shape_NBHC)).view(matrices, length, 1)
         decay = chunk_decay(g, segment_ids, shape_NBHC=shape_NBHC, dtype=dtype, device=q.device)
 
@@ -182,44 +180,39 @@ class _ChunkDeltaRule(torch.autograd.Function):
         torch.bmm(reads_2PCK[1], writes_PCK.mT, out=scores_2PCC[1])
         scores_2PCC.mul_(decay.within)
         inverse_PCC = unit_lower_inverse(scores_2PCC[0])
-        entering_2PCK = reads_2PCK if decay.entry is None else reads_2PCK * decay.entry
-        leaving_PCK = writes_PCK if decay.exit is None else writes_PCK * decay.exit
-
-        # Out of place, although in place saves copies: compilers pay for every write into a view of a common buffer.
-        if initial_state is None:
-            state_GKV = torch.zeros(group, key_dim, value_dim, dtype=dtype, device=q.device)
-        else:
-            state_GKV = initial_state.reshape(group, key_dim, value_dim).to(dtype)
-        states, errors = [], []
-        keys, values, leaving, inverses = (
-            by_chunk(x, n_chunks) for x in (entering_2PCK[0], v_PCV, leaving_PCK, inverse_PCC)
+        states_NGKV = new(n_chunks + 1, group, key_dim, value_dim)  # [n] enters chunk n
+        states_NGKV[0] = 0.0 if initial_state is None else initial_state.reshape(group, key_dim, value_dim)
+        states, work_GCV = states_NGKV.unbind(0), new(group, length, value_dim)
+        keys, writes, errors, inverses = (
+            by_chunk(x, n_chunks) for x in (reads_2PCK[0], writes_PCK, errors_PCV, inverse_PCC)
         )
+        decays = decay.entry is not None
+        if decays:
+            entry, leave = by_chunk(decay.entry, n_chunks), by_chunk(decay.exit, n_chunks)
         for n in range(n_chunks):
-            states.append(state_GKV)
-            errors.append(torch.bmm(inverses[n], torch.baddbmm(values[n], keys[n], state_GKV, alpha=-1)))
-            kept = state_GKV if decay.whole is None else state_GKV * decay.whole[n]
-            state_GKV = torch.baddbmm(kept, leaving[n].mT, errors[n])
-        entered_PKV, errors_PCV = torch.cat(states), torch.cat(errors)
-        o_PCV = torch.bmm(entering_2PCK[1], entered_PKV)
+            torch.bmm(keys[n], states[n], out=work_GCV)
+            if decays:
+                work_GCV.mul_(entry[n])
+            torch.sub(errors[n], work_GCV, out=work_GCV)
+            torch.bmm(inverses[n], work_GCV, out=errors[n])
+            written, kept = errors[n], states[n]
+            if decays:
+                written = torch.mul(written, leave[n], out=work_GCV)
+                kept = torch.mul(kept, decay.whole[n], out=states[n + 1])
+            torch.baddbmm(kept, writes[n].mT, written, out=states[n + 1])
+        entered_PKV = states_NGKV[:-1].view(matrices, key_dim, value_dim)
+        o_PCV = torch.bmm(reads_2PCK[1], entered_PKV)
+        if decays:
+            o_PCV.mul_(decay.entry)
         torch.baddbmm(o_PCV, scores_2PCC[1], errors_PCV, out=o_PCV)
 
-        saved = _Saved(
-            reads_2PCK,
-            entering_2PCK,
-            writes_PCK,
-            leaving_PCK,
-            beta_PC1,
-            scores_2PCC,
-            inverse_PCC,
-            errors_PCV,
-            entered_PKV,
-        )
+        saved = _Saved(reads_2PCK, writes_PCK, beta_PC1, scores_2PCC, inverse_PCC, errors_PCV, entered_PKV)
         ctx.save_for_backward(*saved, *decay)
         ctx.shape_NBHC, ctx.steps, ctx.has_gates = shape_NBHC, steps, g is not None
         ctx.dtypes = [None if x is None else x.dtype for x in (q, k, v, beta, g, initial_state)]
         ctx.set_materialize_grads(False)
         o = from_chunks(o_PCV.view(*shape_NBHC, value_dim), steps, q.dtype)
-        return o, state_GKV.view(batch, heads, key_dim, value_dim)
+        return o, states_NGKV[-1].view(batch, heads, key_dim, value_dim).clone()
 
     @staticmethod
     @once_differentiable
@@ -261,22 +254,35 @@ def _backward(
         dresults_2PCV[1].zero_()
     else:
         to_chunks(do, dresults_2PCV[1].view(*shape_NBHC, value_dim))
-    through_q = by_chunk(torch.bmm(saved.entering_2PCK[1].mT, dresults_2PCV[1]), n_chunks)
-    through_p = by_chunk(torch.bmm(saved.scores_2PCC[1].mT, dresults_2PCV[1]), n_chunks)
-    dstate_GKV = torch.zeros_like(through_q[0])
-    if dfinal is not None:
-        dstate_GKV = dfinal.reshape(dstate_GKV.shape)
-    dleft, dresiduals = [], []
-    keys, leaving, inverses = (
-        by_chunk(x, n_chunks) for x in (saved.entering_2PCK[0], saved.leaving_PCK, saved.inverse_PCC)
-    )
+    largest = max(x.numel() for x in (saved.reads_2PCK, saved.scores_2PCC, saved.entered_PKV))
+    scratch = saved.errors_PCV.new_empty(largest)
+    decays = decay.entry is not None
+    group, state_shape = matrices // n_chunks, saved.entered_PKV.shape[1:]
+    dstates_NGKV = saved.errors_PCV.new_empty(n_chunks + 1, group, *state_shape)
+    dstates_NGKV[-1] = 0.0 if dfinal is None else dfinal.reshape(group, *state_shape)
+    dread_PCV = _product(dresults_2PCV[1], decay.entry, scratch) if decays else dresults_2PCV[1]
+    torch.bmm(saved.reads_2PCK[1].mT, dread_PCV, out=dstates_NGKV[:-1].view_as(saved.entered_PKV))
+    derrors_PCV = torch.bmm(saved.scores_2PCC[1].mT, dresults_2PCV[1])
+    dstates = dstates_NGKV.unbind(0)
+    derrors, dresiduals = (by_chunk(x, n_chunks) for x in (derrors_PCV, dresults_2PCV[0]))
+    keys, writes, inverses = (by_chunk(x, n_chunks) for x in (saved.reads_2PCK[0], saved.writes_PCK, saved.inverse_PCC))
+    if decays:
+        entry, leave = by_chunk(decay.entry, n_chunks), by_chunk(decay.exit, n_chunks)
+    work_GCV = torch.empty_like(derrors[0])
     for n in reversed(range(n_chunks)):
-        dleft.append(dstate_GKV)
-        dresiduals.append(torch.bmm(inverses[n].mT, torch.baddbmm(through_p[n], leaving[n], dstate_GKV)))
-        dkept = dstate_GKV if decay.whole is None else dstate_GKV * decay.whole[n]
-        dstate_GKV = torch.baddbmm(through_q[n] + dkept, keys[n].mT, dresiduals[-1], alpha=-1)
-    dleft_PKV = torch.cat(dleft[::-1])
-    torch.cat(dresiduals[::-1], out=dresults_2PCV[0])
+        torch.bmm(writes[n], dstates[n + 1], out=work_GCV)
+        if decays:
+            work_GCV.mul_(leave[n])
+        derrors[n].add_(work_GCV)
+        torch.bmm(inverses[n].mT, derrors[n], out=dresiduals[n])
+        dread = dresiduals[n]
+        if decays:
+            dread = torch.mul(dread, entry[n], out=work_GCV)
+            dstates[n].addcmul_(dstates[n + 1], decay.whole[n])
+        else:
+            dstates[n].add_(dstates[n + 1])
+        torch.baddbmm(dstates[n], keys[n].mT, dread, alpha=-1, out=dstates[n])
+    dleft_PKV = dstates_NGKV[1:].view_as(saved.entered_PKV)
 
     # keys (with the minus of (1)) and queries read the state and the errors in the same way
     dscores_2PCC, dreads_2PCK = torch.empty_like(saved.scores_2PCC), torch.empty_like(saved.reads_2PCK)
@@ -286,25 +292,31 @@ def _backward(
         out = dreads_2PCK[reader]
         torch.baddbmm(out, dresults_2PCV[reader], saved.entered_PKV.mT, beta=0, alpha=sign, out=out)
     dwrites_PCK = torch.bmm(saved.errors_PCV, dleft_PKV.mT)
-    if decay.entry is not None:
+    if decays:
         dreads_2PCK.mul_(decay.entry)
         dwrites_PCK.mul_(decay.exit)
     dg_PC = None
     if has_gates:
-        dg_PC = _log_decay_gradient(saved, dscores_2PCC, dreads_2PCK, dwrites_PCK, dleft_PKV, decay.whole)
+        dg_PC = _log_decay_gradient(saved, dscores_2PCC, dreads_2PCK, dwrites_PCK, dleft_PKV, decay.whole, scratch)
     dscores_2PCC.mul_(decay.within)
     dscores_2PCC[0].tril_(-1)
     for reader in (0, 1):
         out = dreads_2PCK[reader]
         torch.baddbmm(out, dscores_2PCC[reader], saved.writes_PCK, out=out)
         torch.baddbmm(dwrites_PCK, dscores_2PCC[reader].mT, saved.reads_2PCK[reader], out=dwrites_PCK)
-    dbeta_PC = (saved.reads_2PCK[0] * dwrites_PCK).sum(-1)
+    dbeta_PC = _product(saved.reads_2PCK[0], dwrites_PCK, scratch).sum(-1)
     dreads_2PCK[0].addcmul_(dwrites_PCK, saved.beta_PC1)
-    return dreads_2PCK[1], dreads_2PCK[0], dresults_2PCV[0], dbeta_PC, dg_PC, dstate_GKV
+    return dreads_2PCK[1], dreads_2PCK[0], dresults_2PCV[0], dbeta_PC, dg_PC, dstates_NGKV[0]
 
 
 def _log_decay_gradient(
-    saved: _Saved, dscores_2PCC: Tensor, dreads_2PCK: Tensor, dwrites_PCK: Tensor, dleft_PKV: Tensor, whole: Tensor
+    saved: _Saved,
+    dscores_2PCC: Tensor,
+    dreads_2PCK: Tensor,
+    dwrites_PCK: Tensor,
+    dleft_PKV: Tensor,
+    whole: Tensor,
+    scratch: Tensor,
 ) -> Tensor:
     """dg (P,C), from the cotangents of the undecayed scores and of what passed the entering and leaving state.
 
@@ -312,11 +324,16 @@ def _log_decay_gradient(
     times cotangent: plus at i, minus at j. The pairs j = i cancel and are left out, or their rounding errors would
     drown the rest under strong decay.
     """
-    pairs_2PCC = dscores_2PCC * saved.scores_2PCC
+    pairs_2PCC = _product(dscores_2PCC, saved.scores_2PCC, scratch)
     pairs_2PCC.diagonal(dim1=-2, dim2=-1).zero_()
-    exits_PC = (saved.writes_PCK * dwrites_PCK).sum(-1)
-    db_PC = (saved.reads_2PCK * dreads_2PCK).sum((0, -1)).sub_(exits_PC)
-    db_PC.add_(pairs_2PCC.sum((0, -1))).sub_(pairs_2PCC.sum((0, -2)))
-    kept_P = (saved.entered_PKV * dleft_PKV).sum((-1, -2)) * whole.flatten()
+    db_PC = pairs_2PCC.sum((0, -1)).sub_(pairs_2PCC.sum((0, -2)))
+    exits_PC = _product(saved.writes_PCK, dwrites_PCK, scratch).sum(-1)
+    db_PC.add_(_product(saved.reads_2PCK, dreads_2PCK, scratch).sum((0, -1))).sub_(exits_PC)
+    kept_P = _product(saved.entered_PKV, dleft_PKV, scratch).sum((-1, -2)).mul_(whole.flatten())
     db_PC[:, -1] += exits_PC.sum(-1) + kept_P
     return reverse_cumulative_sum(db_PC)
+
+
+def _product(x: Tensor, y: Tensor, scratch: Tensor) -> Tensor:
+    """x * y in memory that is used over and over: fresh pages cost more than the product."""
+    return torch.mul(x, y, out=scratch[: x.numel()].view(x.shape))

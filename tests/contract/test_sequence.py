@@ -1,6 +1,5 @@
 """A mixer is causal, its three forms are one function, documents are apart, and what is passed in stays as it is."""
 
-
 import itertools
 
 import pytest

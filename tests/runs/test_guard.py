@@ -31,7 +31,9 @@ def test_first_layer_in_order_of_execution():
         "first layer whose output is not finite is backbone.blocks.1.mlp.down"
     )
     both = located(
-        lambda m: [m.backbone.blocks[i].mixer_norm.register_forward_hook(nan) for i in (1, 0)]  # what comes first counts
+        lambda m: [
+            m.backbone.blocks[i].mixer_norm.register_forward_hook(nan) for i in (1, 0)
+        ]  # what comes first counts
     )
     assert both.endswith("backbone.blocks.0.mixer_norm")
 

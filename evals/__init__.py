@@ -1,0 +1,1 @@
+"""Evaluations: what a model, or a yardstick, is worth on a split."""

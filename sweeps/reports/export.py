@@ -1,0 +1,125 @@
+"""A leaderboard as JSON, and the compact records from which it can be made again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from runs.folder import write_atomic
+from sweeps.reports.collect import compact, compact_folder
+from sweeps.reports.compare import Comparison, Estimate
+from sweeps.reports.table import Board, Row
+
+
+def report_json(board: Board, command: str) -> dict[str, Any]:
+    """The whole report as plain values."""
+    return {
+        "study": board.study,
+        "description": board.description,
+        "metric": board.metric,
+        "unit": board.unit,
+        "lower_is_better": board.lower_is_better,
+        "reference": board.reference,
+        "comparison_key": board.proof.comparison_key,
+        "rows": [_row(row, board) for row in board.rows],
+        "yardstick": None
+        if board.bar is None
+        else {
+            "name": board.bar.name,
+            "bits_per_byte": board.bar.bits_per_byte,
+            board.metric: board.bar.value,
+            "train_bytes": board.bar.train_bytes,
+        },
+        "proof": {
+            "comparison_key": board.proof.comparison_key,
+            "shared_code": board.proof.shared_code,
+            "mixer_code": board.proof.mixer_code,
+            "data_fingerprint": board.proof.fingerprint,
+            "equal": board.proof.equal,
+            "free": board.proof.free,
+        },
+        "warnings": board.warnings,
+        "unfinished": [dict(zip(("run", "state", "why"), item, strict=True)) for item in board.unfinished],
+        "command": command,
+        "made_by": board.distinct("command"),
+        "commits": board.distinct("commit"),
+        "hardware": board.distinct("hardware"),
+        "versions": board.distinct("versions"),
+        "seconds": round(board.seconds, 1),
+    }
+
+
+def _row(row: Row, board: Board) -> dict[str, Any]:
+    runs = row.entry.runs
+    return {
+        "rank": row.rank,
+        "mixer": row.label,
+        "mode": row.mode,
+        "metric": board.metric,
+        "unit": board.unit,
+        "n": row.estimate.n,
+        "mean": row.estimate.mean,
+        "ci95": row.estimate.ci95,
+        "interval_over": row.estimate.over,
+        "values": [run.metrics[board.metric] for run in runs],
+        "seeds": [list(run.seeds) for run in runs],
+        "runs": [run.name for run in runs],
+        "difference": _difference(row.comparison),
+        "beats_yardstick": row.beats_yardstick,
+        "yardstick_difference": _difference(row.yardstick),
+        "params": row.count("params"),
+        "params_non_embedding": row.count("params_non_embedding"),
+        "flops_per_token": row.count("flops_per_token"),
+        "train_flops": row.count("train_flops"),
+        "state_bytes": row.count("state_bytes"),
+        "tokens_per_s": row.tokens_per_s,
+        "point": row.entry.point,
+        "trials": [{"point": t.point, "value": t.value, "chosen": t.chosen} for t in row.entry.trials],
+        "at_edge": row.entry.at_edge,
+        "spikes": row.spikes,
+        "diverged": row.diverged,
+        "accessories": runs[0].record.get("accessories", {}),
+    }
+
+
+def _difference(c: Comparison | None) -> dict[str, Any] | None:
+    """None for the reference itself."""
+    if c is None:
+        return None
+    return {
+        "reference": c.reference,
+        "pairs": c.pairs,
+        "over_seeds": _estimate(c.seeds),
+        "over_documents": _estimate(c.documents),
+        "p": c.p,
+        "p_holm": c.p_holm,
+        "verdict": c.verdict,
+        "note": c.note,
+    }
+
+
+def _estimate(e: Estimate | None) -> dict[str, Any] | None:
+    return None if e is None else {"mean": e.mean, "ci95": e.ci95, "n": e.n, "p": e.p}
+
+
+def write_json(path: Path, value: Any, indent: int | None = 1) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, json.dumps(value, indent=indent, allow_nan=False) + "\n")
+
+
+def write_compact(board: Board, results: Path, study_json: dict[str, Any] | None) -> Path:
+    """The compact records of all runs of a study, and the study's own record beside them; records of runs that are no
+    longer there are removed. Returns the folder."""
+    folder = compact_folder(results, board.study)
+    in_table = {run.name for run in board.runs}
+    for run in board.all_runs:
+        write_json(folder / f"{run.name}.json", compact(run, bulk=run.name in in_table), indent=None)
+    names = {f"{run.name}.json" for run in board.all_runs}
+    for stale in folder.glob("*.json"):
+        if stale.name not in names:
+            stale.unlink()
+    if study_json:
+        write_json(folder.parent / "study.json", study_json)
+    return folder

@@ -1,0 +1,280 @@
+"""The leaderboard: rows with intervals, differences, costs, the proof, and everything a reader must be warned of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from evals.ngram import Yardstick, yardstick
+from runs.identity import canonical
+from sweeps.reports.collect import CollectError, Run
+from sweeps.reports.compare import ALPHA, Comparison, Estimate, compare, compare_fixed, decide, estimate
+from sweeps.reports.gate import Proof, gate
+from sweeps.reports.tuning import Entry, StudyRecord, entries, lower_is_better, tuning_warnings, unfinished
+
+UNITS = {"bits_per_byte": "bits per byte", "loss": "nats per token", "perplexity": "perplexity", "accuracy": "share"}
+PARAMETER_SLACK = 0.02
+"""Share by which parameter counts may differ before a reader is told."""
+
+MODE = "parallel"
+"""How a run's figures are computed where its record does not say: one pass over whole windows."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A mixer in the leaderboard."""
+
+    rank: int
+    entry: Entry
+    mode: str
+    estimate: Estimate
+    comparison: Comparison | None  # None: this is the reference
+    yardstick: Comparison | None  # None: there is no yardstick
+
+    @property
+    def label(self) -> str:
+        return self.entry.label
+
+    @property
+    def beats_yardstick(self) -> bool | None:
+        """None where they cannot be told apart. Of one run: on these documents, seed noise aside."""
+        c = self.yardstick
+        if c is None or c.shown is None:
+            return None
+        if c.seeds is None:
+            return None if c.shown.p is None or c.shown.p >= ALPHA else c.favours
+        return {"better": True, "worse": False}.get(c.verdict)
+
+    def count(self, name: str) -> float:
+        return self.entry.runs[0].counts[name]
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Median over the runs: one slow run (a busy machine) does not move it."""
+        rates = [run.record.get("timing", {}).get("tokens_per_s") for run in self.entry.runs]
+        return median(rates) if rates and None not in rates else None
+
+    @property
+    def spikes(self) -> int:
+        return int(sum(run.metrics.get("train/spikes", 0) for run in self.entry.runs))
+
+    @property
+    def diverged(self) -> int:
+        """Runs that ended clearly above their own best training loss."""
+        return sum(bool(run.metrics.get("train/diverged")) for run in self.entry.runs)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """The yardstick on the graded bytes."""
+
+    name: str
+    bits_per_byte: float
+    value: float  # in the unit of the table's metric
+    nats: np.ndarray  # (n_documents,)
+    train_bytes: int
+
+
+@dataclass(frozen=True)
+class Board:
+    """All that a report shows."""
+
+    study: str
+    description: str
+    metric: str
+    unit: str
+    lower_is_better: bool
+    reference: str
+    rows: list[Row]
+    proof: Proof
+    bar: Bar | None
+    warnings: list[str]
+    unfinished: list[tuple[str, str, str]]
+    all_runs: list[Run] = field(repr=False)
+
+    @property
+    def runs(self) -> list[Run]:
+        """Those in the table."""
+        return [run for row in self.rows for run in row.entry.runs]
+
+    @property
+    def seconds(self) -> float:
+        """Training time of all finished runs, tuning included."""
+        return sum(run.record.get("timing", {}).get("seconds", 0.0) for run in self.all_runs)
+
+    def distinct(self, *path: str) -> list[Any]:
+        """The different values of a part of run.json over the table's runs, as in distinct("hardware", "cpu")."""
+        found: dict[str, Any] = {}
+        for run in self.runs:
+            value: Any = run.record
+            for key in path:
+                value = value.get(key) if isinstance(value, dict) else None
+            found.setdefault(canonical(value), value)
+        return list(found.values())
+
+
+def build(
+    runs: Sequence[Run],
+    *,
+    name: str,
+    study: StudyRecord | None = None,
+    metric: str = "test/bits_per_byte",
+    reference: str | None = None,
+    tuned: Sequence[str] = (),
+    cache: Path | None = None,
+) -> Board:
+    """From runs to the leaderboard. ``cache=None`` leaves the yardstick out.
+
+    Raises CollectError if nothing is finished or the metric or the reference does not exist, NotComparable if the
+    finished runs may not stand in one table.
+    """
+    rows = entries(runs, study, metric, tuned)
+    if not rows:
+        raise CollectError(f"{name}: none of {len(runs)} runs is finished and chosen; {_how(runs)}")
+    in_table = [run for row in rows for run in row.runs]
+    known = sorted(set.intersection(*(set(run.metrics) for run in in_table)))
+    if metric not in known:
+        raise CollectError(f"metric={metric}: not in all runs. Metrics that are: {', '.join(known)}")
+    proof = gate(in_table, tuned)
+    for row in rows:
+        _refuse_twins(row)
+    labels = [row.label for row in rows]
+    chosen = _reference(labels, reference, study)
+    lower = lower_is_better(metric)
+    theirs = rows[labels.index(chosen)].runs
+    compared = {row.label: compare(row.runs, theirs, metric, chosen) for row in rows if row.label != chosen}
+    decided = decide(compared, lower_is_better=lower)
+    estimates = {row.label: estimate(row.runs, metric) for row in rows}
+    bar, doubts = _bar(in_table, metric, cache)
+    against_bar: dict[str, Comparison] = {}
+    if bar is not None:
+        measured = {row.label: compare_fixed(row.runs, bar.value, bar.nats, metric, bar.name) for row in rows}
+        against_bar = decide(measured, lower_is_better=lower)
+    rows.sort(key=lambda row: estimates[row.label].mean * (1 if lower else -1))
+    return Board(
+        study=name,
+        description=str(study.spec.get("description") or "") if study else "",
+        metric=metric,
+        unit=UNITS.get(metric.rsplit("/", 1)[-1], metric),
+        lower_is_better=lower,
+        reference=chosen,
+        rows=[
+            Row(
+                rank=rank,
+                entry=row,
+                mode=row.runs[0].record.get("mode", MODE),
+                estimate=estimates[row.label],
+                comparison=decided.get(row.label),
+                yardstick=against_bar.get(row.label),
+            )
+            for rank, row in enumerate(rows, start=1)
+        ],
+        proof=proof,
+        bar=bar,
+        warnings=[
+            *_seed_warnings(rows),
+            *_budget_warnings(rows, chosen),
+            *tuning_warnings(rows),
+            *_training_warnings(rows),
+            *proof.flags,
+            *doubts,
+        ],
+        unfinished=unfinished(runs, study, rows),
+        all_runs=list(runs),
+    )
+
+
+def _how(runs: Sequence[Run]) -> str:
+    states: dict[str, int] = {}
+    for run in runs:
+        states[run.state] = states.get(run.state, 0) + 1
+    listed = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    return f"there are {listed or 'none'}. The same command that began them continues them"
+
+
+def _refuse_twins(row: Entry) -> None:
+    """Two runs with the same seed would be counted as two draws."""
+    seen: dict[tuple[Any, Any], Run] = {}
+    for run in row.runs:
+        if run.seeds in seen:
+            raise CollectError(f"{row.label}: {seen[run.seeds].name} and {run.name} have the same seed; name only one")
+        seen[run.seeds] = run
+
+
+def _reference(labels: Sequence[str], asked: str | None, study: StudyRecord | None) -> str:
+    if asked is not None:
+        if asked not in labels:
+            raise CollectError(f"reference={asked}: must be one of {', '.join(labels)}")
+        return asked
+    wished = [str(study.spec.get("reference")) if study else "", "transformer", labels[0]]
+    return next(label for label in wished if label in labels)
+
+
+# ---- the yardstick ---------------------------------------------------------------------------------------------------
+
+
+def _bar(runs: Sequence[Run], metric: str, cache: Path | None) -> tuple[Bar | None, list[str]]:
+    """The 5-gram on the bytes that the runs were graded on; without it, one sentence that says why."""
+    from data.config import CorpusConfig
+
+    run = runs[0]
+    data = run.record["science"].get("data", {})
+    if cache is None or data.get("kind") != "corpus":
+        return None, []
+    if metric not in ("test/bits_per_byte", "test/loss") or run.document_bytes is None:
+        return None, []
+    try:
+        found: Yardstick = yardstick(CorpusConfig(**data), cache)
+        bits = found.bits_per_byte(run.document_bytes)
+    except (OSError, ValueError, TypeError) as error:
+        return None, [f"no yardstick: {error}"]
+    scale = run.metrics[metric] / run.metrics["test/bits_per_byte"]
+    nats = found.document_nats(run.document_bytes)
+    return Bar(f"{found.order}-gram", bits, bits * scale, nats, found.train_bytes), []
+
+
+# ---- warnings --------------------------------------------------------------------------------------------------------
+
+
+def _seed_warnings(rows: Sequence[Entry]) -> list[str]:
+    out = []
+    counts = {row.label: len(row.runs) for row in rows}
+    single = [label for label, count in counts.items() if count == 1]
+    if single:
+        out.append(f"one seed only ({', '.join(single)}): intervals are over test documents, seed noise is not in them")
+    elif min(counts.values()) < 5:
+        out.append(f"few seeds ({min(counts.values())}): intervals are wide; five or more tell small differences apart")
+    if len(set(counts.values())) > 1:
+        out.append(f"unequal numbers of seeds: {', '.join(f'{label} {count}' for label, count in counts.items())}")
+    return out
+
+
+def _budget_warnings(rows: Sequence[Entry], reference: str) -> list[str]:
+    """Parameters that are not equal are a difference beside the mixer."""
+    counts = {row.label: row.runs[0].counts["params_non_embedding"] for row in rows}
+    base = counts[reference]
+    off = [
+        f"{label} {100 * (n / base - 1):+.1f} %" for label, n in counts.items() if abs(n / base - 1) > PARAMETER_SLACK
+    ]
+    return [f"parameters without embeddings differ from {reference}'s: {', '.join(off)}"] if off else []
+
+
+def _training_warnings(rows: Sequence[Entry]) -> list[str]:
+    out = []
+    for row in rows:
+        bad = [run.name for run in row.runs if run.metrics.get("train/diverged")]
+        if bad:
+            share = f"{len(bad)} of {len(row.runs)} runs"
+            out.append(f"{row.label}: {share} ended well above their best loss ({', '.join(bad)})")
+        spikes = int(np.sum([run.metrics.get("train/spikes", 0) for run in row.runs]))
+        if spikes:
+            out.append(f"{row.label}: {spikes} loss spike{'s' if spikes > 1 else ''} in training")
+        epochs = row.runs[0].record.get("data", {}).get("epochs")
+        if epochs and epochs > 1 and row is rows[0]:
+            out.append(f"training read its data {epochs:.1f} times: figures are of a repeated corpus")
+    return out
