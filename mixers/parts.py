@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 
 def rotary(x_BTHK: Tensor, positions: Tensor, base: float = 10_000.0) -> Tensor:
@@ -20,8 +22,23 @@ def rotary(x_BTHK: Tensor, positions: Tensor, base: float = 10_000.0) -> Tensor:
     inverse = base ** (-torch.arange(0, width, 2, device=x_BTHK.device, dtype=wide) / width)
     angle = positions.to(x_BTHK.device, wide)[..., None, None] * inverse  # (T, 1, K/2) or (B, T, 1, K/2)
     cos, sin = angle.cos(), angle.sin()
-    first, second = x_BTHK.to(wide).chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_BTHK.dtype)
+    turned = _Rotate.apply(x_BTHK.to(wide), torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
+    return turned.to(x_BTHK.dtype)
+
+
+class _Rotate(torch.autograd.Function):
+    """(x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin). The derivative is the rotation back, so nothing is saved."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, signed_sin)
+        return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
+        cos, signed_sin = ctx.saved_tensors
+        return torch.addcmul(dy * cos, dy.roll(dy.shape[-1] // 2, -1), signed_sin, value=-1), None, None
 
 
 def l2_normalise(x: Tensor, eps: float = 1e-6) -> Tensor:

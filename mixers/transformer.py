@@ -56,19 +56,19 @@ class SoftmaxAttention(Mixer):
     ) -> tuple[Tensor, State | None]:
         context, config = context or NO_CONTEXT, self.config
         batch, steps, _ = x_BTD.shape
-        q, k, v = self.qkv(x_BTD).view(batch, steps, 3, config.n_heads, config.head_dim).unbind(2)
+        qk_BTHK, v_BTHK = self.qkv(x_BTD).view(batch, steps, -1, config.head_dim).tensor_split((2 * config.n_heads,), 2)
         if config.qk_norm:
-            q, k = rms_normalise(q), rms_normalise(k)
+            qk_BTHK = rms_normalise(qk_BTHK)
         positions = context.positions
         if positions is None:
             # Only distances matter and documents never see each other: counting on over a border is harmless.
             first = 0 if state is None else int(state["length"][0])
             positions = torch.arange(first, first + steps, device=x_BTD.device)
-        q, k = rotary(q, positions, config.rope_base), rotary(k, positions, config.rope_base)
+        q_BTHK, k_BTHK = rotary(qk_BTHK, positions, config.rope_base).chunk(2, dim=2)
         o_BTHK, state = attention(
-            q,
-            k,
-            v,
+            q_BTHK,
+            k_BTHK,
+            v_BTHK,
             window=config.window,
             segment_ids=context.segment_ids,
             initial_state=state,

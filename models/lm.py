@@ -8,16 +8,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from data.dataset import Batch
 from mixers.base import Context, MixerConfig, State
 from models.backbone import Backbone
 from models.config import Model
+from models.cross_entropy import IGNORED, cross_entropy_sum, soft_capped
 from models.init import initialise
 from runs.schema import Config
-
-IGNORED = -100  # the target of positions that are not graded
 
 
 @dataclass
@@ -57,20 +55,19 @@ class LanguageModel(nn.Module):
 
     def logits(self, features: Tensor) -> Tensor:
         """(..., vocabulary) in float32 (or wider), soft-capped."""
-        matrix = self.backbone.embed.weight if self.head is None else self.head.weight
-        logits = F.linear(features, matrix.to(features.dtype))
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        cap = self.config.logit_cap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        return soft_capped(F.linear(features, self.output_matrix.to(features.dtype)), self.config.logit_cap)
+
+    @property
+    def output_matrix(self) -> Tensor:
+        """(V, D); the embedding where the two are tied."""
+        return self.backbone.embed.weight if self.head is None else self.head.weight
 
     def token_nats(self, batch: Batch) -> Tensor:
         """(B, T) negative log-likelihood of each target in nats; 0 where it is not graded."""
-        return self._nats(self.features(batch.inputs_BT, batch.segment_ids_BT), batch.targets_BT)
-
-    def _nats(self, features_BTD: Tensor, targets_BT: Tensor) -> Tensor:
-        logits = self.logits(features_BTD)
-        flat = F.cross_entropy(logits.flatten(0, -2), targets_BT.flatten(), ignore_index=IGNORED, reduction="none")
-        return flat.view(targets_BT.shape)
+        logits = self.logits(self.features(batch.inputs_BT, batch.segment_ids_BT))
+        targets = batch.targets_BT.flatten()
+        nats = F.cross_entropy(logits.flatten(0, -2), targets, ignore_index=IGNORED, reduction="none")
+        return nats.view(batch.targets_BT.shape)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """What is minimised and its named terms.
@@ -79,18 +76,15 @@ class LanguageModel(nn.Module):
         sum over micro batches and devices is then the same however the batch is cut.
         """
         features_BTD = self.features(batch.inputs_BT, batch.segment_ids_BT)
-        if self.loss_chunk is None:
-            nats = self._nats(features_BTD, batch.targets_BT).sum()
-        else:
-            nats = features_BTD.new_zeros((), dtype=torch.float32)
-            rows = features_BTD.flatten(0, 1).split(self.loss_chunk)
-            for part, targets in zip(rows, batch.targets_BT.flatten().split(self.loss_chunk), strict=True):
-                nats = nats + checkpoint(self._chunk_nats, part, targets, use_reentrant=False)
+        nats = cross_entropy_sum(
+            features_BTD.flatten(0, 1),
+            self.output_matrix,
+            batch.targets_BT.flatten(),
+            cap=self.config.logit_cap,
+            rows=self.loss_chunk,
+        )
         cross_entropy = nats / batch.n_targets
         return cross_entropy, {"cross_entropy": cross_entropy.detach()}
-
-    def _chunk_nats(self, features: Tensor, targets: Tensor) -> Tensor:
-        return self._nats(features, targets).sum()
 
     # ---- inference ----
 

@@ -58,8 +58,11 @@ def run(cfg: DictConfig) -> None:
     except Busy as busy:
         log.warning("%s: %s: skipped", me.name, busy)
         return
-    with _log_file(me.folder / "train.log"), contextlib.closing(_Releasing(folder)):
-        _lead(config, me, folder)
+    try:
+        with _log_file(me.folder / "train.log"):
+            _lead(config, me, folder)
+    finally:
+        folder.release()
 
 
 def _refuse_multirun(config: Config, launcher: str | None) -> None:
@@ -68,14 +71,6 @@ def _refuse_multirun(config: Config, launcher: str | None) -> None:
             f"trainer.strategy={config.trainer.strategy}: the processes of a multirun's runs cannot be started from one "
             "process. Start the runs one by one, or give each a process of its own with another hydra/launcher"
         )
-
-
-class _Releasing:
-    def __init__(self, folder: RunFolder):
-        self.folder = folder
-
-    def close(self) -> None:
-        self.folder.release()
 
 
 @contextlib.contextmanager
@@ -131,6 +126,7 @@ def _lead(config: Config, me: ids.Identity, folder: RunFolder) -> None:
             code_changed=bool(before.get("code_changed") or before.get("code", code) != code),
             commit=git_commit(ids.ROOT),
             command=_command(),
+            started=before.get("started") or time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             overrides=list(HydraConfig.get().overrides.task),
             accessories=config.mixer.accessories(),
             **describe(config, threads),

@@ -42,7 +42,7 @@ class Trainer:
     threads: int | None = None
     compile: bool = False
     activation_checkpointing: bool = False
-    loss_chunk: int | None = None
+    loss_chunk: int | None = 512
     log_every: int = 10
     checkpoint_every: int = 100
     progress: bool = True

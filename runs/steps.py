@@ -6,6 +6,7 @@ that validation would be skipped on resume; before the row of its step the row w
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.strategies import FSDPStrategy
 
 from data.dataset import Batch
 from models.evaluate import reduce_score, score
@@ -36,6 +38,16 @@ CLOCKS = ("seconds", "tokens_per_s")
 
 class Stopped(Exception):
     """A signal asked the run to stop; everything is saved. The message is the signal's name."""
+
+
+def _whole_weights(trainer: L.Trainer) -> contextlib.AbstractContextManager[Any]:
+    """Under FSDP a model that is not called through its wrapper must have its shards put together first."""
+    if isinstance(trainer.strategy, FSDPStrategy):
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        assert trainer.strategy.model is not None
+        return FullyShardedDataParallel.summon_full_params(trainer.strategy.model, writeback=False)
+    return contextlib.nullcontext()
 
 
 class StepEnd(Callback):
@@ -156,14 +168,10 @@ class StepEnd(Callback):
         batches = module.dataset.eval_batches("val", rows, settings.val_tokens)
         if trainer.world_size > 1:
             batches = itertools.islice(batches, trainer.global_rank, None, trainer.world_size)
-        total = score(
-            module.model,
-            module.dataset,
-            "val",
-            batch_size=rows,
-            precision=self.config.precision,
-            batches=batches,
-        )
+        with _whole_weights(trainer):
+            total = score(
+                module.model, module.dataset, "val", batch_size=rows, precision=self.config.precision, batches=batches
+            )
         if trainer.world_size > 1:
             total = reduce_score(total, module.device)
         self._row(step, {"val/loss": total.nats_per_token, "val/bits_per_byte": total.bits_per_byte})

@@ -76,13 +76,18 @@ class ChunkDecay(NamedTuple):
     exit   (P,C,1)     exp(b_C - b_j): from token j to the state that leaves the chunk
     whole  (N,B*H,1,1) exp(b_C): from the state that enters to the state that leaves
 
-    The last three are None where nothing decays (no gates, no borders).
+    The last three are empty where nothing decays (no gates, no borders): see ``decays``.
     """
 
     within: Tensor
-    entry: Tensor | None
-    exit: Tensor | None
-    whole: Tensor | None
+    entry: Tensor
+    exit: Tensor
+    whole: Tensor
+
+    @property
+    def decays(self) -> bool:
+        """False: every factor is one."""
+        return self.entry.numel() > 0
 
 
 def chunk_decay(
@@ -102,7 +107,9 @@ def chunk_decay(
     n_chunks, batch, heads, length = shape_NBHC
     matrices = n_chunks * batch * heads
     if g_BTH is None and segment_ids_BT is None:
-        return ChunkDecay(torch.ones(1, length, length, dtype=dtype, device=device).tril_(), None, None, None)
+        nothing = torch.empty(0, dtype=dtype, device=device)
+        triangle = torch.ones(1, length, length, dtype=dtype, device=device).tril_()
+        return ChunkDecay(triangle, nothing, nothing, nothing)
     if g_BTH is None:
         within = torch.ones((*shape_NBHC, length), dtype=dtype, device=device).tril_()
         entry = torch.ones(shape_NBHC, dtype=dtype, device=device)
@@ -145,10 +152,15 @@ def _segments_in_chunks(segment_ids_BT: Tensor, n_chunks: int, length: int) -> T
     return padded.unflatten(1, (n_chunks, length)).transpose(0, 1)[:, :, None]
 
 
-def reverse_cumulative_sum(x: Tensor) -> Tensor:
-    """Over the last axis, sum_{i >= t} x_i, as a triangular product: unlike ``cumsum`` it is deterministic on CUDA."""
-    length = x.shape[-1]
-    return x @ torch.ones(length, length, dtype=x.dtype, device=x.device).tril_()
+def log_decay_gradient(at_PC: Tensor, exits_PC: Tensor, whole_P: Tensor) -> Tensor:
+    """dg (P,C) from the shares (decayed product times its cotangent) that each kind of decay factor has.
+
+    Token t decays what passes it: dg_t = sum_{i >= t} at_i + sum_{j < t} exits_j + whole, with ``at`` the entry factors
+    of token i and the pairs within the chunk (plus at the later, minus at the earlier token). As triangular products:
+    unlike ``cumsum`` they are deterministic on CUDA, and exits are summed rather than cancelled against their total.
+    """
+    ones = torch.ones(at_PC.shape[-1], at_PC.shape[-1], dtype=at_PC.dtype, device=at_PC.device)
+    return torch.addmm(at_PC @ ones.tril(), exits_PC, ones.triu_(1)).add_(whole_P[:, None])
 
 
 def unit_lower_inverse(a_PCC: Tensor, *, block: int = 32) -> Tensor:

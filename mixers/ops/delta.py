@@ -30,7 +30,7 @@ from mixers.ops._chunks import (
     chunk_lengths,
     compute_dtype,
     from_chunks,
-    reverse_cumulative_sum,
+    log_decay_gradient,
     to_chunks,
     unit_lower_inverse,
 )
@@ -125,7 +125,11 @@ def _check(
     if q.ndim != 4 or q.shape[1] < 1:
         raise ValueError(f"q must be (B,T,H,K) with T >= 1, got {tuple(q.shape)}")
     batch, steps, heads, key_dim = q.shape
-    expected = {"k": (k, q.shape), "v": (v, (batch, steps, heads, v.shape[-1])), "beta": (beta, q.shape[:3])}
+    expected: dict[str, tuple[Tensor, tuple[int, ...]]] = {
+        "k": (k, q.shape),
+        "v": (v, (batch, steps, heads, v.shape[-1])),
+        "beta": (beta, q.shape[:3]),
+    }
     if g is not None:
         expected["g"] = (g, q.shape[:3])
     if initial_state is not None:
@@ -180,13 +184,14 @@ class _ChunkDeltaRule(torch.autograd.Function):
         torch.bmm(reads_2PCK[1], writes_PCK.mT, out=scores_2PCC[1])
         scores_2PCC.mul_(decay.within)
         inverse_PCC = unit_lower_inverse(scores_2PCC[0])
+
         states_NGKV = new(n_chunks + 1, group, key_dim, value_dim)  # [n] enters chunk n
         states_NGKV[0] = 0.0 if initial_state is None else initial_state.reshape(group, key_dim, value_dim)
         states, work_GCV = states_NGKV.unbind(0), new(group, length, value_dim)
         keys, writes, errors, inverses = (
             by_chunk(x, n_chunks) for x in (reads_2PCK[0], writes_PCK, errors_PCV, inverse_PCC)
         )
-        decays = decay.entry is not None
+        decays = decay.decays
         if decays:
             entry, leave = by_chunk(decay.entry, n_chunks), by_chunk(decay.exit, n_chunks)
         for n in range(n_chunks):
@@ -254,9 +259,9 @@ def _backward(
         dresults_2PCV[1].zero_()
     else:
         to_chunks(do, dresults_2PCV[1].view(*shape_NBHC, value_dim))
-    largest = max(x.numel() for x in (saved.reads_2PCK, saved.scores_2PCC, saved.entered_PKV))
+    largest = max(x.numel() for x in (saved.reads_2PCK, saved.scores_2PCC, saved.errors_PCV, saved.entered_PKV))
     scratch = saved.errors_PCV.new_empty(largest)
-    decays = decay.entry is not None
+    decays = decay.decays
     group, state_shape = matrices // n_chunks, saved.entered_PKV.shape[1:]
     dstates_NGKV = saved.errors_PCV.new_empty(n_chunks + 1, group, *state_shape)
     dstates_NGKV[-1] = 0.0 if dfinal is None else dfinal.reshape(group, *state_shape)
@@ -326,12 +331,11 @@ def _log_decay_gradient(
     """
     pairs_2PCC = _product(dscores_2PCC, saved.scores_2PCC, scratch)
     pairs_2PCC.diagonal(dim1=-2, dim2=-1).zero_()
-    db_PC = pairs_2PCC.sum((0, -1)).sub_(pairs_2PCC.sum((0, -2)))
+    at_PC = pairs_2PCC.sum((0, -1)).sub_(pairs_2PCC.sum((0, -2)))
+    at_PC.add_(_product(saved.reads_2PCK, dreads_2PCK, scratch).sum((0, -1)))
     exits_PC = _product(saved.writes_PCK, dwrites_PCK, scratch).sum(-1)
-    db_PC.add_(_product(saved.reads_2PCK, dreads_2PCK, scratch).sum((0, -1))).sub_(exits_PC)
-    kept_P = _product(saved.entered_PKV, dleft_PKV, scratch).sum((-1, -2)).mul_(whole.flatten())
-    db_PC[:, -1] += exits_PC.sum(-1) + kept_P
-    return reverse_cumulative_sum(db_PC)
+    whole_P = _product(saved.entered_PKV, dleft_PKV, scratch).sum((-1, -2)).mul_(whole.flatten())
+    return log_decay_gradient(at_PC, exits_PC, whole_P)
 
 
 def _product(x: Tensor, y: Tensor, scratch: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor
 
 from mixers.ops.delta import chunk_delta_rule, recurrent_delta_rule
@@ -83,6 +84,13 @@ def test_chunk_equals_recurrent(steps, chunk_size):
         assert_close(actual, recurrent_result(steps, gates, packed), 1e-12, names_for(inputs))
 
 
+@pytest.mark.parametrize("widths", [(2, 40), (40, 2), (1, 1)])
+def test_any_widths(widths):
+    inputs = make_inputs(1, 10, 1, *widths)
+    actual = value_and_gradients(chunk_delta_rule, inputs, chunk_size=4)
+    assert_close(actual, value_and_gradients(recurrent_delta_rule, inputs), 1e-12, NAMES)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("rule", [functools.partial(chunk_delta_rule, chunk_size=2), recurrent_delta_rule])
 def test_gradients_are_derivatives(rule, packed):
@@ -107,7 +115,20 @@ def test_weak_decay_keeps_its_precision_after_strong_decay():
     inputs = make_inputs(1, 64, 2, 8, 8)
     inputs[4][:, :32] = -50.0
     expected = value_and_gradients(recurrent_delta_rule, inputs)
-    assert_close(value_and_gradients(chunk_delta_rule, inputs, torch.float32)[:-1], expected[:-1], 2e-6, NAMES[:-9])
+    assert_close(
+        value_and_gradients(chunk_delta_rule, inputs, torch.float32)[:-1],
+        expected[:-1],
+        2e-6,
+        NAMES.removesuffix(" dinitial"),
+    )
+
+
+def test_gate_gradient_is_accurate_under_strong_decay():
+    # what one token does to another is e^-8 of what it does to itself, which must leave no rounding error in dg
+    inputs = make_inputs(1, 64, 2, 16, 16)
+    inputs[4].fill_(-8.0)
+    expected = value_and_gradients(recurrent_delta_rule, inputs)[6]
+    assert_close([value_and_gradients(chunk_delta_rule, inputs, torch.float32)[6]], [expected], 2e-6, "dg")
 
 
 def test_bfloat16_inputs_are_computed_in_float32():
@@ -213,6 +234,22 @@ def test_either_result_alone_has_a_gradient():
         )
         zeros = [torch.zeros_like(x) if e is None else e for x, e in zip(inputs, expected, strict=True)]
         assert_close(list(actual), zeros, 1e-12, "q k v beta g initial")
+
+
+def test_backward_can_run_again():
+    """After the first run (retain_graph), and on tensors that activation checkpointing computes anew."""
+    inputs = [x.requires_grad_() for x in make_inputs(steps=20)]
+
+    def rule(q, k, v, beta, g, state):
+        return chunk_delta_rule(q, k, v, beta, g, initial_state=state, chunk_size=8)
+
+    outputs = rule(*inputs)
+    first = torch.autograd.grad([x.sum() for x in outputs], inputs, retain_graph=True)
+    again = torch.autograd.grad([x.sum() for x in outputs], inputs)
+    anew = torch.utils.checkpoint.checkpoint(rule, *inputs, use_reentrant=False)
+    anew = torch.autograd.grad([x.sum() for x in anew], inputs)
+    for gradients in (again, anew):
+        assert all(torch.equal(a, e) for a, e in zip(gradients, first, strict=True))
 
 
 def test_initial_state_may_be_left_out():
