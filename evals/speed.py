@@ -276,22 +276,17 @@ MEASUREMENTS = {"attention": attention_rows, "delta": delta_rows, "loop": loop_r
 
 def show(rows: list[Row], console: Console) -> None:
     """The table."""
-    table = Table(title="Peer's time / our time: above 1, ours is faster")
-    for column in ("", "peer", "setting"):
-        table.add_column(column, overflow="fold")
-    for column in ("ratio", "range", "asked", "ours, ms", "peer, ms"):
+    table = Table(title="peer's time / our time: above 1, ours is faster", show_lines=True)
+    table.add_column("ours, against its peer")
+    for column in ("ratio", "asked", "ms: ours, peer"):
         table.add_column(column, justify="right")
     for row in rows:
         met = "green" if row.ratio >= row.goal else "red"
         table.add_row(
-            row.name,
-            row.peer,
-            row.setting,
-            f"[{met}]{row.ratio:.2f}[/]",
-            f"{row.low:.2f}-{row.high:.2f}",
+            f"{row.name}, against {row.peer}\n[dim]{row.setting}[/]",
+            f"[{met}]{row.ratio:.2f}[/]\n[dim]{row.low:.2f} to {row.high:.2f}[/]",
             f"{row.goal:.2f}",
-            f"{row.ours_ms:.3g}",
-            f"{row.peer_ms:.3g}",
+            f"{row.ours_ms:.3g}\n{row.peer_ms:.3g}",
         )
     console.print(table)
 

@@ -248,9 +248,10 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor
 
 def _visible(n_queries: int, n_keys: int, window: int, segments_BT: Tensor | None, device: torch.device) -> Tensor:
     """True where a query may look: (queries, keys), with documents (B,1,queries,keys). Every query sees itself."""
-    query = torch.arange(n_keys - n_queries, n_keys, device=device)[:, None]
-    distance = query - torch.arange(n_keys, device=device)
-    near = (distance >= 0) & (distance < window)
+    diagonal = n_keys - n_queries
+    near = torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).tril_(diagonal)
+    if window < n_keys:
+        near.triu_(diagonal - window + 1)
     if segments_BT is None:
         return near
     same = segments_BT[:, -n_queries:, None] == segments_BT[:, None, :]

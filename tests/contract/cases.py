@@ -24,9 +24,11 @@ LENGTHS = (1, 3, 37, 130)
 
 @cache
 def config(name: str, overrides: bool = True) -> Config:
-    """A whole checked config with the mixer ``name`` at tiny size, with or without its ``test_overrides``."""
+    """A whole checked config with the mixer ``name`` at tiny size. Without its ``test_overrides``: at a size at which
+    costs look as they do in earnest (heads of width 64)."""
+    size = TINY if overrides else (*TINY, "model.d_model=128")
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        checked = validate(compose("config", overrides=[f"mixer={name}", *TINY]))
+        checked = validate(compose("config", overrides=[f"mixer={name}", *size]))
     return dataclasses.replace(checked, mixer=_shrunk(checked.mixer)) if overrides else checked
 
 

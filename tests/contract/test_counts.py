@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from tests.contract.cases import NAMES, config, inputs, mixer, start
+from tests.contract.cases import NAMES, config, mixer, start
 
 pytestmark = pytest.mark.parametrize("name", NAMES)
 
@@ -25,7 +25,7 @@ FUSED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: fused_atten
 
 def counted(layer, steps):
     with FlopCounterMode(display=False, custom_mapping=FUSED) as counter:
-        layer(inputs(1, steps, torch.float32))
+        layer(torch.randn(1, steps, layer.config.d_model, generator=torch.Generator().manual_seed(0)))
     return counter.get_total_flops()
 
 
@@ -48,7 +48,7 @@ def test_cell_agrees_with_a_flop_counter_up_to_masked_halves(name, steps):
     if measured == 0:  # the counter sees matrix products only: this cell is elementwise
         assert said <= 0.2 * linear
     else:
-        assert 0.3 <= measured / said <= 4
+        assert 0.8 <= measured / said <= 2.5
 
 
 def test_flops_grow_with_the_length_as_the_work_does(name):

@@ -88,15 +88,17 @@ def test_rows_may_have_their_own_borders(name):
     close(packed[1, 65:], layer(x[1:, 65:])[0][0], 1e-10)
 
 
-def test_state_belongs_to_the_first_and_the_last_document(name):
+@pytest.mark.parametrize("border", [1, 30, 38, 39])  # also where a convolution's tail reaches over it
+def test_state_belongs_to_the_first_and_the_last_document(name, border):
     layer, x = mixer(name), inputs(2, 90)
     _, before = layer(x[:, :25], start(layer, 2, 200))
     segments = torch.zeros(2, 40, dtype=torch.int64)
-    segments[:, 30:] = 1
+    segments[:, border:] = 1
+    begin = 25 + border
     got, after = layer(x[:, 25:65], before, Context(segment_ids=segments))
-    close(got[:, :30], layer(x[:, :55])[0][:, 25:], 1e-10)
-    close(got[:, 30:], layer(x[:, 55:65])[0], 1e-10)
-    close(layer(x[:, 65:], after)[0], layer(x[:, 55:])[0][:, 10:], 1e-10)
+    close(got[:, :border], layer(x[:, :begin])[0][:, 25:], 1e-10)
+    close(got[:, border:], layer(x[:, begin:65])[0], 1e-10)
+    close(layer(x[:, 65:], after)[0], layer(x[:, begin:])[0][:, 65 - begin :], 1e-10)
     # One document that goes on: segment ids change nothing.
     same = Context(segment_ids=torch.full((2, 40), 7))
     close(layer(x[:, 25:65], before, same)[0], layer(x[:, :65])[0][:, 25:], 1e-10)

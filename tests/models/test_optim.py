@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.config import Optimizer, Schedule
-from models.optim import learning_rate, make_optimizer
+from models.optim import decay_groups, learning_rate, make_optimizer
 from runs.guard import Spikes
 from tests.contract.cases import language_model
 
@@ -49,6 +49,17 @@ def test_optimizer_decays_matrices_and_nothing_else():
         vector = parameter.ndim < 2 or "embed" in name
         wanted = before[name] if vector else before[name] * (1 - 1e-2 * 0.5)
         torch.testing.assert_close(parameter.detach(), wanted)
+
+
+def test_marks_of_a_mixer_are_respected_and_must_name_parameters():
+    model = language_model("swa")
+    mixer = model.backbone.layers[1].mixer
+    mixer.no_decay = lambda: {"out.weight"}
+    decayed, free = decay_groups(model)
+    assert "backbone.blocks.1.mixer.out.weight" in free and "backbone.blocks.0.mixer.out.weight" in decayed
+    mixer.no_decay = lambda: {"nothing"}
+    with pytest.raises(KeyError, match="nothing"):
+        decay_groups(model)
 
 
 def test_spikes_are_counted_and_survive_a_checkpoint():
