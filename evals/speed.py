@@ -23,13 +23,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
+from runs.cli import patient_threads
 from runs.validate import ConfigError, command_line
+
+patient_threads()  # as train.py has them; it must be set before torch is imported
+
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch import Tensor  # noqa: E402
 
 Pass = Callable[[], Any]
 

