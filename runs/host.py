@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from runs.schema import Config
+from runs.validate import ConfigError
 
 PACKAGES = ("torch", "lightning", "hydra-core", "omegaconf", "numpy", "tokenizers", "wandb")
 
@@ -24,6 +25,18 @@ def set_threads(config: Config) -> int:
     threads = config.trainer.threads or share
     torch.set_num_threads(threads)
     return threads
+
+
+def check_devices(config: Config) -> None:
+    """Raise ConfigError where this machine lacks the devices. Not a part of validation: that also runs where jobs are
+    submitted from."""
+    if config.trainer.accelerator == "gpu":
+        found = torch.cuda.device_count()
+        if found < config.trainer.devices:
+            raise ConfigError(
+                f"trainer.accelerator=gpu: trainer.devices={config.trainer.devices}, but torch {torch.__version__} sees "
+                f"{found} CUDA devices here. Use trainer=cpu, fewer devices, or a CUDA build of torch"
+            )
 
 
 def is_first_process() -> bool:

@@ -34,10 +34,11 @@ class RunFailed(ConfigError):
 
 def run(cfg: DictConfig) -> None:
     """Run what Hydra composed. The same command again continues an unfinished run and skips a finished one."""
-    from runs.host import is_first_process
+    from runs.host import check_devices, is_first_process
 
     hydra = HydraConfig.get()
     config = validate(cfg)
+    check_devices(config)
     if config.study is not None and not config.study.get("phase"):
         raise ConfigError(
             f"study={config.study['name']}: a study is not one run. Start it as: python train.py study={config.study['name']}"

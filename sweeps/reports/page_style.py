@@ -16,7 +16,7 @@ _CSS = """
 *{box-sizing:border-box}
 html{color-scheme:light dark;-webkit-text-size-adjust:100%}
 body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.55 var(--sans);font-variant-numeric:tabular-nums}
-main{max-width:1120px;margin:0 auto;padding:72px 32px 96px}
+main{max-width:1200px;margin:0 auto;padding:72px 32px 96px}
 h1,h2{font-family:var(--serif);font-weight:500;letter-spacing:-.012em;text-wrap:balance}
 h1{font-size:clamp(2rem,4.6vw,3.1rem);line-height:1.1;margin:0 0 .5em;max-width:21em}
 h2{font-size:1.62rem;line-height:1.2;margin:0 0 .35em}
