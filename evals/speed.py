@@ -223,6 +223,7 @@ def our_loop(config: Any, dataset: Any) -> float:
     from models.lm import build_model
     from runs.fit import fit
     from runs.folder import RunFolder
+    from runs.identity import Identity
     from runs.wandb_sink import NoSink
 
     with tempfile.TemporaryDirectory() as folder:
@@ -231,9 +232,7 @@ def our_loop(config: Any, dataset: Any) -> float:
             config,
             build_model(config, dataset.vocab_size),
             dataset,
-            name="speed",
-            run_id="speed",
-            path=path,
+            me=Identity("speed", "transformer", "speed", {}, {}, path),
             checkpoint=None,
             folder=RunFolder(path),
             sink=NoSink(),

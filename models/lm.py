@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,9 @@ from models.backbone import Backbone
 from models.config import Model
 from models.cross_entropy import IGNORED, cross_entropy_sum, soft_capped
 from models.init import initialise
-from runs.schema import Config
+
+if TYPE_CHECKING:
+    from runs.schema import Config  # runs are built on models, not the other way round
 
 
 @dataclass

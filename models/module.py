@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -11,10 +11,12 @@ from torch import Tensor
 
 from data.dataset import Batch, Dataset
 from data.randomness import key
+from models.guard import NotFinite, locate
 from models.lm import LanguageModel
 from models.optim import learning_rate, make_optimizer
-from runs.guard import NotFinite, locate
-from runs.schema import Config
+
+if TYPE_CHECKING:
+    from runs.schema import Config
 
 
 class MicroBatches:

@@ -15,6 +15,7 @@ from models.lm import LanguageModel
 from models.module import TrainingModule
 from runs.checkpoints import AtomicCheckpointIO
 from runs.folder import RunFolder
+from runs.identity import Identity
 from runs.progress import Progress
 from runs.schema import Config
 from runs.steps import StepEnd
@@ -43,9 +44,7 @@ def fit(
     model: LanguageModel,
     dataset: Dataset,
     *,
-    name: str,
-    run_id: str,
-    path: Path,
+    me: Identity,
     checkpoint: Path | None,
     folder: RunFolder | None,
     sink: NoSink,
@@ -61,10 +60,10 @@ def fit(
     if config.trainer.compile:
         for block in model.backbone.blocks:
             block.compile()  # in place: the names of the weights stay as they are
-    step_end = StepEnd(config, run_id, folder, sink, path)
+    step_end = StepEnd(config, me.run_id, folder, sink, me.folder)
     callbacks: list[Any] = [step_end]
     if config.trainer.progress and folder is not None:
-        callbacks.append(Progress(config, name))
+        callbacks.append(Progress(config, me.name))
     slurm = SLURMEnvironment.detect()
     assert config.steps is not None
     trainer = L.Trainer(
@@ -80,7 +79,7 @@ def fit(
             AtomicCheckpointIO(),
             SLURMEnvironment(auto_requeue=False) if slurm else LightningEnvironment(),
         ],
-        default_root_dir=str(path),
+        default_root_dir=str(me.folder),
         logger=False,
         enable_checkpointing=False,  # ours; Lightning's would save where it must not
         enable_progress_bar=False,

@@ -202,17 +202,7 @@ def _train_and_test(config: Config, me: ids.Identity, folder: RunFolder, checkpo
         f"{counts['state_bytes']:,}",
         dataset.seq_len,
     )
-    step_end = fit(
-        config,
-        model,
-        dataset,
-        name=me.name,
-        run_id=me.run_id,
-        path=folder.path,
-        checkpoint=checkpoint,
-        folder=folder,
-        sink=sink,
-    )
+    step_end = fit(config, model, dataset, me=me, checkpoint=checkpoint, folder=folder, sink=sink)
     # From the checkpoint, so that a run killed in here, a resumed one and eval.py all score the same weights.
     model = load_model(config, dataset.vocab_size, folder.path / "checkpoints" / LAST)
     weights = _hash_weights(model.state_dict())
@@ -290,16 +280,6 @@ def _follow(config: Config, me: ids.Identity) -> None:
     dataset = open_data(config)
     model = build_model(config, dataset.vocab_size)
     try:
-        fit(
-            config,
-            model,
-            dataset,
-            name=me.name,
-            run_id=me.run_id,
-            path=me.folder,
-            checkpoint=checkpoint,
-            folder=None,
-            sink=NoSink(),
-        )
+        fit(config, model, dataset, me=me, checkpoint=checkpoint, folder=None, sink=NoSink())
     except Stopped:
         sys.exit(STOPPED)

@@ -114,6 +114,10 @@ class Config:
 
     def check(self) -> None:
         """What depends on several groups."""
+        if self.mixer.d_model != self.model.d_model:
+            raise ValueError(
+                f"mixer.d_model={self.mixer.d_model}: the residual stream has model.d_model={self.model.d_model}; set that"
+            )
         at_least("global_batch", self.global_batch, 1)
         one_of("precision", self.precision, ("fp32", "bf16"))
         at_least("tokens", self.tokens, 1)

@@ -21,11 +21,11 @@ from lightning.pytorch.strategies import FSDPStrategy
 
 from data.dataset import Batch
 from models.evaluate import reduce_score, score
+from models.guard import Spikes
 from models.module import TrainingModule
 from models.optim import learning_rate
 from runs.checkpoints import LAST
 from runs.folder import RunFolder
-from runs.guard import Spikes
 from runs.schema import Config
 from runs.wandb_sink import NoSink
 

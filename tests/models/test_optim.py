@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from models.config import Optimizer, Schedule
+from models.guard import Spikes
 from models.optim import decay_groups, learning_rate, make_optimizer
-from runs.guard import Spikes
 from tests.contract.cases import language_model
 
 

@@ -16,6 +16,7 @@ REFUSED = {
     "mixer.window=abc": r"mixer.window=abc \(str\): mixer swa wants int",
     "mixer.window=0": "mixer.window=0: must be at least 1",
     "mixer.rope_base=0.5": "mixer.rope_base=0.5: must be above 1",
+    "mixer.d_model=64": "mixer.d_model=64: the residual stream has model.d_model=128",
     "mixer.kind=nosuch": "mixer.kind='nosuch' is not a mixer.* Mixers: .*transformer",
     "model.d_model=100 model.n_heads=3": "model.d_model=100: model.n_heads=3 does not divide it; heads that do: 1, 2, 4, 5",
     "model.norm=batch": "model.norm=batch: must be one of rms, rms_plain, layer",

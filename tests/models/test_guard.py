@@ -6,7 +6,7 @@ import torch
 from lightning.pytorch.plugins.precision import Precision
 
 from data.dataset import Batch
-from runs.guard import locate
+from models.guard import locate
 from tests.contract.cases import language_model
 
 
