@@ -43,7 +43,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def find(folder: Path, run_id: str) -> tuple[Path | None, int]:
-    """The newest whole checkpoint of a run folder and its step; (None, 0) where there is none.
+    """The newest whole checkpoint of a run folder and its step; (None, 0) where there is none. Torn ones are removed.
 
     Raises RuntimeError for a checkpoint of another run.
     """
@@ -55,6 +55,8 @@ def find(folder: Path, run_id: str) -> tuple[Path | None, int]:
             content = load(path)
         except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
             log.warning("%s is torn (%s); falling back to the one before", path, type(error).__name__)
+            # Out of the way, or the next save would rename it over the good one before.
+            path.unlink(missing_ok=True)
             continue
         if content["run_id"] != run_id:
             raise RuntimeError(f"{path} belongs to run {content['run_id']}, not to {run_id}")

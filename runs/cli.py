@@ -35,8 +35,8 @@ def patient_threads() -> None:
 
     By default they spin so long that, where another program takes a core for a moment, the working threads wait for the
     waiting ones: on two cores with one busy neighbour a training step took up to ten times as long. Sleeping at once
-    costs a third of the speed on a quiet machine. This bound costs nothing there that could be measured, and with the
-    neighbour a step took two to three times as long.
+    costs a fifth to a half of the speed on a quiet machine. This bound costs nothing there that could be measured, and with the
+    neighbour a step took three to four times as long.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")

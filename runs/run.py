@@ -112,9 +112,10 @@ def _lead(config: Config, me: ids.Identity, folder: RunFolder) -> None:
         threads = set_threads(config)
         checkpoint, step = checkpoints.find(folder.path, me.run_id)
         rows = folder.cut_metrics(step)
-        code = _warn_of_other_code(folder, config)
+        # Without a checkpoint nothing of an earlier attempt is left, its code included.
+        before = folder.record() if checkpoint else {}
+        code = _warn_of_other_code(folder, config) if checkpoint else ids.code_hashes(config.mixer.kind)
         OmegaConf.save(OmegaConf.create(dataclasses.asdict(config)), folder.path / "config.yaml")
-        before = folder.record()
         folder.set_record(
             run_id=me.run_id,
             mixer=me.mixer,
@@ -181,6 +182,12 @@ def _train_and_test(config: Config, me: ids.Identity, folder: RunFolder, checkpo
     from runs.load import load_model, open_data
 
     dataset = open_data(config)
+    begun_with = folder.record().get("data", {}).get("fingerprint")
+    if checkpoint and begun_with != dataset.fingerprint:
+        raise ConfigError(
+            f"data: this run was begun with data {begun_with}, and now finds {dataset.fingerprint}: files or library "
+            f"versions changed. Restore them, or move or delete {folder.path} to begin anew"
+        )
     model = build_model(config, dataset.vocab_size)
     counts = model.counts(dataset.seq_len)
     assert config.steps is not None

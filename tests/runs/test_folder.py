@@ -103,8 +103,11 @@ def test_newest_whole_checkpoint_is_found(tmp_path):
         path.write_bytes(torn)
         found, step = checkpoints.find(tmp_path, "abc")
         assert (found.name, step) == ("before.ckpt", 10)
-    path.unlink()  # killed between the two renames
+    assert not path.exists()  # as after a kill between the two renames
     assert checkpoints.find(tmp_path, "abc")[1] == 10
+    save(tmp_path, 30)
+    assert checkpoints.find(tmp_path, "abc")[1] == 30
+    assert checkpoints.load(tmp_path / "checkpoints" / "before.ckpt")["global_step"] == 10, "never a torn one"
 
 
 def test_checkpoint_of_another_run_is_refused(tmp_path):

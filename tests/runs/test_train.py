@@ -122,6 +122,53 @@ def test_torn_checkpoint_falls_back_to_the_one_before(undisturbed, tmp_path):
     assert outcome(folder) == outcome(reference)
 
 
+def test_killed_between_the_last_checkpoint_and_the_end(undisturbed, tmp_path):
+    folder = tmp_path / "runs" / "default" / undisturbed.name
+    shutil.copytree(undisturbed, folder)
+    record = read_json(folder / "run.json")
+    for late in ("metrics", "weights", "timing", "finished"):
+        del record[late]
+    (folder / "run.json").write_text(json.dumps(record))
+    (folder / "test_documents.npz").unlink()
+    status = read_json(folder / "status.json")
+    (folder / "status.json").write_text(json.dumps({**status, "state": "running"}))
+    done = train(tmp_path, "mixer=gated_deltanet", *HARD, "logger=wandb")
+    assert "on from step 400 of 400" in done.stdout
+    assert outcome(folder) == outcome(undisturbed) and (folder / "test_documents.npz").exists()
+    assert read_json(folder / "run.json")["timing"] == read_json(undisturbed / "run.json")["timing"]
+
+
+def test_code_of_an_attempt_that_left_nothing_does_not_count_and_changed_data_is_refused(tmp_path):
+    text = tmp_path / "a.txt"
+    text.write_text("".join(f"line {i} of a small text\n" for i in range(3000)))
+    settings = (
+        "mixer=swa",
+        "logger=none",
+        "data=files",
+        f"data.paths=[{text}]",
+        "data.cut_chars=200",
+        f"paths.cache={tmp_path}/cache",
+    )
+    train(tmp_path, *settings)
+    (folder,) = folders(tmp_path)
+    whole = outcome(folder)
+    record, status = read_json(folder / "run.json"), read_json(folder / "status.json")
+    (folder / "run.json").write_text(json.dumps({**record, "code": {"shared": "0", "mixer": "0"}}))
+    (folder / "status.json").write_text(json.dumps({**status, "state": "failed"}))
+    checkpoints = folder / "checkpoints"
+    checkpoints.rename(tmp_path / "kept")
+    assert "other code" not in train(tmp_path, *settings).stdout
+    assert (
+        read_json(folder / "run.json")["code"] == record["code"] and not read_json(folder / "run.json")["code_changed"]
+    )
+    assert outcome(folder) == whole
+    text.write_text(text.read_text() + "one more line\n")
+    (folder / "status.json").write_text(json.dumps({**status, "state": "failed"}))
+    done = train(tmp_path, *settings, code=1)
+    assert "data: this run was begun with data" in done.stderr
+    assert outcome(folder) == whole, "nothing written so far is lost"
+
+
 def test_finished_run_is_skipped_and_changed_code_warns(undisturbed):
     folder = undisturbed
     before = (folder / "run.json").read_text()
