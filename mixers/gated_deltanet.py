@@ -14,12 +14,37 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixers import register
-from mixers.base import Mixer
+from mixers.base import Mixer, State
+from mixers.kernels import chosen
 from mixers.linear_frame import LinearFrame, LinearFrameConfig
 from mixers.ops.delta import chunk_delta_rule, recurrent_delta_rule
 
 DECAYS = ("sigmoid", "mamba")
 CHUNK = 64
+
+
+def delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, g: Tensor | None, state: State | None, segment_ids: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The form of the rule that suits the length, scaled by 1 / sqrt(K)."""
+    inputs = (q, k, v, beta, g)
+    initial = None if state is None else state["matrix"]
+    scale = q.shape[-1] ** -0.5
+    if q.shape[1] == 1:
+        return recurrent_delta_rule(*inputs, scale=scale, initial_state=initial, segment_ids=segment_ids)
+    return chosen(chunk_delta_rule, q)(
+        *inputs,
+        scale=scale,
+        initial_state=initial,
+        segment_ids=segment_ids,
+        chunk_size=CHUNK if q.shape[-1] > 32 else CHUNK // 2,  # narrow heads: a tenth to a quarter faster
+    )
+
+
+def delta_rule_flops(config: LinearFrameConfig, seq_len: int) -> float:
+    """6 K V + C (5 K + 3 V) per head: K K^T, Q K^T, the triangular solve, and four products with the state."""
+    chunk, key_dim, value_dim = min(CHUNK, seq_len), config.key_dim, config.value_dim
+    return config.n_heads * (6 * key_dim * value_dim + chunk * (5 * key_dim + 3 * value_dim))
 
 
 @register
@@ -81,9 +106,9 @@ class GatedDeltaNet(LinearFrame):
         k_BTHK: Tensor,
         v_BTHV: Tensor,
         gates_BTGH: Tensor | None,
-        initial_state: Tensor | None,
+        state: State | None,
         segment_ids: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, State]:
         assert gates_BTGH is not None
         decay_BTH, beta_BTH = gates_BTGH.unbind(2)
         if self.config.mamba_decay:
@@ -92,23 +117,12 @@ class GatedDeltaNet(LinearFrame):
         else:
             g_BTH = F.logsigmoid(decay_BTH)
         beta_BTH = beta_BTH.sigmoid() * (2 if self.config.negative_eigenvalues else 1)
-        inputs = (q_BTHK, k_BTHK, v_BTHV, beta_BTH, g_BTH)
-        scale = self.config.key_dim**-0.5
-        if q_BTHK.shape[1] == 1:
-            return recurrent_delta_rule(*inputs, scale=scale, initial_state=initial_state, segment_ids=segment_ids)
-        return chunk_delta_rule(
-            *inputs,
-            scale=scale,
-            initial_state=initial_state,
-            segment_ids=segment_ids,
-            chunk_size=CHUNK if self.config.key_dim > 32 else CHUNK // 2,  # narrow heads: a tenth to a quarter faster
-        )
+        o_BTHV, matrix = delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, g_BTH, state, segment_ids)
+        return o_BTHV, {"matrix": matrix}
 
     def cell_flops_per_token(self, seq_len: int) -> float:
         """6 K V + C (5 K + 3 V) per head: K K^T, Q K^T, the triangular solve, and four products with the state."""
-        c, chunk = self.config, min(CHUNK, seq_len)
-        per_head = 6 * c.key_dim * c.value_dim + chunk * (5 * c.key_dim + 3 * c.value_dim)
-        return c.n_heads * per_head + 2 * c.conv_width * c.conv_channels()
+        return delta_rule_flops(self.config, seq_len) + self.conv_flops_per_token()
 
     def init_parameters(self, generator: torch.Generator) -> None:
         super().init_parameters(generator)
@@ -120,9 +134,7 @@ class GatedDeltaNet(LinearFrame):
                 step = torch.empty_like(self.dt_bias_H).uniform_(low, high, generator=generator).exp().clamp(min=1e-4)
                 self.dt_bias_H.copy_(step + (-torch.expm1(-step)).log())
             else:
-                decay, beta = self.gate.bias.view(2, -1)
-                decay.fill_(self.config.decay_bias)
-                beta.fill_(self.config.beta_bias)
+                self.set_gate_biases(self.config.decay_bias, self.config.beta_bias)
 
     def no_decay(self) -> set[str]:
         return {"a_log_H", "dt_bias_H"} if self.config.mamba_decay else set()

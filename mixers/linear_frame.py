@@ -9,7 +9,9 @@ no output gate. A ``*_native`` config switches to a reference implementation's f
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,12 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixers.base import NO_CONTEXT, Context, Mixer, MixerConfig, State
-from mixers.parts import ResidualLinear, ShortConv, l2_normalise
+from mixers.parts import ResidualLinear, ShortConv, l2_normalise, rotary, wide_linear
 
 CONV_ON = ("none", "qk", "qkv")
 QK_NORMS = ("none", "l2")
-HEAD_NORMS = ("none", "rms")
-OUTPUT_GATES = ("none", "silu")
+HEAD_NORMS = ("none", "rms", "layer")
+OUTPUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
+POSITIONS = ("none", "rotary")
 
 
 @dataclass
@@ -37,6 +40,7 @@ class LinearFrameConfig(MixerConfig):
     qk_norm: str = "l2"
     head_norm: str = "rms"
     output_gate: str = "none"
+    positions: str = "none"
 
     gates: ClassVar[int] = 0  # scalars per head and token that the rule needs
 
@@ -60,7 +64,8 @@ class LinearFrameConfig(MixerConfig):
             ("conv_on", CONV_ON),
             ("qk_norm", QK_NORMS),
             ("head_norm", HEAD_NORMS),
-            ("output_gate", OUTPUT_GATES),
+            ("output_gate", ("none", *OUTPUT_GATES)),
+            ("positions", POSITIONS),
         ):
             value = getattr(self, name)
             if value not in choices:
@@ -76,6 +81,12 @@ class LinearFrameConfig(MixerConfig):
                     f"{path}.{name}={getattr(self, name)}: times head_dim={self.head_dim} it must be a whole width >= 1"
                 )
 
+        if self.positions == "rotary" and self.key_dim % 2:
+            raise ValueError(
+                f"{path}.positions=rotary: turns pairs, so the key width, head_dim={self.head_dim} times "
+                f"expand_k={self.expand_k}, must be even"
+            )
+
     def conv_channels(self) -> int:
         """Channels that pass the short convolution."""
         keys, values = self.n_heads * self.key_dim, self.n_heads * self.value_dim
@@ -90,8 +101,8 @@ class LinearFrameConfig(MixerConfig):
         return (
             self.d_model * (2 * keys + 2 * values)
             + self.conv_width * self.conv_channels()
-            + (self.value_dim if self.head_norm == "rms" else 0)
-            + (self.d_model * values if self.output_gate == "silu" else 0)
+            + {"none": 0, "rms": self.value_dim, "layer": values}[self.head_norm]
+            + (self.d_model * values if self.output_gate != "none" else 0)
             + self.gate_parameters()
         )
 
@@ -102,8 +113,20 @@ class LinearFrameConfig(MixerConfig):
             "q/k norm": self.qk_norm,
             "head norm": self.head_norm,
             "output gate": self.output_gate,
-            "positions": "none",
+            "positions": self.positions,
         }
+
+
+class HeadLayerNorm(nn.Module):
+    """Layer norm of each head with gains of its own, no bias (xLSTM)."""
+
+    def __init__(self, n_heads: int, width: int, eps: float = 1e-6):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(n_heads, width))
+
+    def forward(self, o_BTHV: Tensor) -> Tensor:
+        return F.layer_norm(o_BTHV, o_BTHV.shape[-1:], eps=self.eps) * self.weight
 
 
 class LinearFrame(Mixer):
@@ -118,8 +141,12 @@ class LinearFrame(Mixer):
         self.conv = ShortConv(c.conv_channels(), c.conv_width) if c.conv_on != "none" else None
         if c.gates:
             self.gate = nn.Linear(c.d_model, c.gates * c.n_heads, bias=c.gate_bias)
-        self.norm_V = nn.RMSNorm(c.value_dim, eps=1e-5) if c.head_norm == "rms" else None
-        self.out_gate = nn.Linear(c.d_model, values, bias=False) if c.output_gate == "silu" else None
+        self.norm: nn.Module | None = None
+        if c.head_norm == "rms":
+            self.norm = nn.RMSNorm(c.value_dim, eps=1e-5)
+        elif c.head_norm == "layer":
+            self.norm = HeadLayerNorm(c.n_heads, c.value_dim)
+        self.out_gate = nn.Linear(c.d_model, values, bias=False) if c.output_gate != "none" else None
         self.out = ResidualLinear(values, c.d_model, bias=False)
 
     @abstractmethod
@@ -129,15 +156,24 @@ class LinearFrame(Mixer):
         k_BTHK: Tensor,
         v_BTHV: Tensor,
         gates_BTGH: Tensor | None,
-        initial_state: Tensor | None,
+        state: State | None,
         segment_ids: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """The state rule: o_BTHV and the final matrix state. ``gates`` are pre-activations in float32 or wider."""
+    ) -> tuple[Tensor, State]:
+        """The state rule: o_BTHV and the final state, with the keys of ``state_shapes``.
+
+        ``gates`` are pre-activations in float32 or wider; ``state`` is None where the sequence begins.
+        """
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes, without the batch, of what the rule keeps in float32 or wider."""
+        c = self.config
+        return {"matrix": (c.n_heads, c.key_dim, c.value_dim)}
 
     def forward(
         self, x_BTD: Tensor, state: State | None = None, context: Context | None = None
     ) -> tuple[Tensor, State | None]:
-        c, segments = self.config, (context or NO_CONTEXT).segment_ids
+        c, context = self.config, context or NO_CONTEXT
+        segments = context.segment_ids
         keys, values = c.n_heads * c.key_dim, c.n_heads * c.value_dim
         qkv, tail = self.qkv(x_BTD), None
         if self.conv is None:
@@ -150,40 +186,66 @@ class LinearFrame(Mixer):
         q, k = q.unflatten(-1, (c.n_heads, c.key_dim)), k.unflatten(-1, (c.n_heads, c.key_dim))
         if c.qk_norm == "l2":
             q, k = l2_normalise(q), l2_normalise(k)
-        gates = self.gates(x_BTD).unflatten(-1, (c.gates, c.n_heads)) if c.gates else None
+        if c.positions == "rotary":
+            q, k = self._turned(q, k, state, context.positions)
+        gates = self.gates(x_BTD) if c.gates else None
         v = v.unflatten(-1, (c.n_heads, c.value_dim))
-        o_BTHV, matrix = self.rule(q, k, v, gates, None if state is None else state["matrix"], segments)
-        if self.norm_V is not None:
-            o_BTHV = self.norm_V(o_BTHV.to(self.norm_V.weight.dtype))  # float32 under autocast
+        o_BTHV, after = self.rule(q, k, v, gates, state, segments)
+        if self.norm is not None:
+            o_BTHV = self.norm(o_BTHV.to(self.norm.weight.dtype))  # float32 under autocast
         o = o_BTHV.flatten(2)
         if self.out_gate is not None:
-            o = o * F.silu(self.out_gate(x_BTD))
-        if state is not None:
-            state = {"matrix": matrix} if tail is None else {"matrix": matrix, "conv": tail}
-        return self.out(o), state
+            o = o * OUTPUT_GATES[c.output_gate](self.out_gate(x_BTD).to(o.dtype))
+        y_BTD = self.out(o)
+        if state is None:
+            return y_BTD, None
+        if tail is not None:
+            after["conv"] = tail
+        if c.positions == "rotary":
+            after["length"] = state["length"] + x_BTD.shape[1]
+        return y_BTD, after
+
+    def _turned(self, q: Tensor, k: Tensor, state: State | None, positions: Tensor | None) -> tuple[Tensor, Tensor]:
+        if positions is None:
+            # Only distances matter and documents never see each other: counting on over a border is harmless.
+            first = 0 if state is None else int(state["length"][0])
+            positions = torch.arange(first, first + q.shape[1], device=q.device)
+        return rotary(q, positions), rotary(k, positions)
 
     def gates(self, x_BTD: Tensor) -> Tensor:
-        """Pre-activations of the gates, in float32 also under autocast: a decay of 0.999 does not survive bf16."""
-        with torch.autocast(x_BTD.device.type, enabled=False):
-            wide = torch.promote_types(self.gate.weight.dtype, torch.float32)
-            bias = None if self.gate.bias is None else self.gate.bias.to(wide)
-            return F.linear(x_BTD.to(wide), self.gate.weight.to(wide), bias)
+        """(B,T,G,H) pre-activations of the gates."""
+        return wide_linear(self.gate, x_BTD).unflatten(-1, (self.config.gates, self.config.n_heads))
 
     def init_state(self, batch_size: int, max_len: int, device: torch.device, dtype: torch.dtype) -> State:
         c = self.config
         wide = torch.promote_types(dtype, torch.float32)
-        state = {"matrix": torch.zeros(batch_size, c.n_heads, c.key_dim, c.value_dim, device=device, dtype=wide)}
+        state = {
+            key: torch.zeros(batch_size, *shape, device=device, dtype=wide)
+            for key, shape in self.state_shapes().items()
+        }
         if self.conv is not None:
             state["conv"] = torch.zeros(batch_size, c.conv_width - 1, c.conv_channels(), device=device, dtype=dtype)
+        if c.positions == "rotary":
+            state["length"] = torch.zeros(batch_size, dtype=torch.int64)
         return state
 
     def state_bytes(self, seq_len: int, dtype: torch.dtype) -> int:
-        """The matrix state in float32 (or wider) and the convolution's tail: constant in seq_len."""
+        """The rule's state in float32 (or wider) and the convolution's tail: constant in seq_len."""
         c = self.config
         wide = torch.promote_types(dtype, torch.float32)
         tail = (c.conv_width - 1) * c.conv_channels() * dtype.itemsize
-        return c.n_heads * c.key_dim * c.value_dim * wide.itemsize + tail
+        return sum(math.prod(shape) for shape in self.state_shapes().values()) * wide.itemsize + tail
+
+    def conv_flops_per_token(self) -> int:
+        """Of the short convolution."""
+        return 2 * self.config.conv_width * self.config.conv_channels()
 
     def init_parameters(self, generator: torch.Generator) -> None:
         if self.conv is not None:
             self.conv.init_parameters(generator)
+
+    @torch.no_grad()
+    def set_gate_biases(self, *biases: float) -> None:
+        """Start values of the gates' biases, one for each gate."""
+        for bias_H, value in zip(self.gate.bias.view(self.config.gates, -1), biases, strict=True):
+            bias_H.fill_(value)

@@ -52,26 +52,37 @@ def rms_normalise(x: Tensor, eps: float = 1e-6) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], eps=eps)
 
 
+def wide_linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    """A linear map in float32 or wider, also under autocast: for gates, as a decay of 0.999 does not survive bf16."""
+    with torch.autocast(x.device.type, enabled=False):
+        wide = torch.promote_types(layer.weight.dtype, torch.float32)
+        bias = None if layer.bias is None else layer.bias.to(wide)
+        return F.linear(x.to(wide), layer.weight.to(wide), bias)
+
+
 class ResidualLinear(nn.Linear):
     """A linear map that writes to the residual stream: the backbone scales its initial weights by the depth."""
 
 
 class ShortConv(nn.Module):
-    """Depthwise causal convolution over the last ``width`` tokens (4 in the field), then SiLU.
+    """Depthwise causal convolution over the last ``width`` tokens (4 in the field), then SiLU unless switched off.
 
-    y_t = sum_j c_j x_{t-j}. The state is the tail of the last width - 1 inputs.
+    y_t = sum_j c_j x_{t-j} + bias. The state is the tail of the last width - 1 inputs.
     """
 
-    def __init__(self, channels: int, width: int):
+    def __init__(self, channels: int, width: int, *, bias: bool = False, activation: bool = True):
         super().__init__()
-        self.width = width
+        self.width, self.activation = width, activation
         self.taps_JD = nn.Parameter(torch.empty(width, channels))  # row j weighs the input j tokens ago
+        self.bias_D = nn.Parameter(torch.empty(channels)) if bias else None
 
     def init_parameters(self, generator: torch.Generator) -> None:
-        """Uniform in +-1/sqrt(width): what a depthwise Conv1d starts from."""
+        """Uniform in +-1/sqrt(width), bias too: what a depthwise Conv1d starts from."""
         bound = 1 / math.sqrt(self.width)
         with torch.no_grad():
             self.taps_JD.uniform_(-bound, bound, generator=generator)
+            if self.bias_D is not None:
+                self.bias_D.uniform_(-bound, bound, generator=generator)
 
     def forward(
         self, x_BTD: Tensor, tail_BJD: Tensor | None = None, segment_ids_BT: Tensor | None = None
@@ -82,6 +93,7 @@ class ShortConv(nn.Module):
         """
         steps, reach = x_BTD.shape[1], self.width - 1
         taps = self.taps_JD.to(x_BTD.dtype)
+        bias = None if self.bias_D is None else self.bias_D.to(x_BTD.dtype)
         if tail_BJD is None:
             past = F.pad(x_BTD, (0, 0, reach, 0))
         else:
@@ -89,17 +101,19 @@ class ShortConv(nn.Module):
         document = None
         if segment_ids_BT is None:
             kernel = taps.flip(0).T[:, None]  # (D, 1, width), oldest tap first
-            y = F.conv1d(past.transpose(1, 2), kernel, groups=taps.shape[1]).transpose(1, 2)
+            y = F.conv1d(past.transpose(1, 2), kernel, bias, groups=taps.shape[1]).transpose(1, 2)
         else:  # tap by tap, since each tap has its own borders
             document = torch.cat((segment_ids_BT[:, :1].expand(-1, reach), segment_ids_BT), dim=1)
-            y = x_BTD * taps[0]
+            y = x_BTD * taps[0] if bias is None else torch.addcmul(bias, x_BTD, taps[0])
             for j in range(1, self.width):
                 window = slice(reach - j, reach - j + steps)
                 inside = (document[:, window] == segment_ids_BT)[..., None]
                 y = torch.addcmul(y, past[:, window] * inside, taps[j])
+        if self.activation:
+            y = F.silu(y)
         if tail_BJD is None:
-            return F.silu(y), None
+            return y, None
         tail = past[:, steps:]
         if document is not None:
             tail = tail * (document[:, steps:] == document[:, -1:])[..., None]
-        return F.silu(y), tail.to(tail_BJD.dtype)
+        return y, tail.to(tail_BJD.dtype)
