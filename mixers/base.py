@@ -60,6 +60,10 @@ class MixerConfig:
         """The config of one layer; a hybrid answers with one of its parts."""
         return self
 
+    def kinds(self) -> set[str]:
+        """The kinds of mixers in use; a hybrid adds those of its parts."""
+        return {self.kind}
+
     def accessories(self) -> dict[str, str]:
         """What the layer has beside its state rule (convolution, norms, gates, positions); reports print it."""
         return {}
@@ -67,6 +71,13 @@ class MixerConfig:
 
 class Mixer(nn.Module, ABC):
     """Base class of all mixers."""
+
+    observed: dict[str, Tensor] | None = None  # a dict while diagnostics look at the layer
+
+    def observe(self, name: str, value: Tensor) -> None:
+        """Show diagnostics what happens inside: ``log_decay`` (B,T,H) or (B,T,H,K), ``cg_steps`` (B,T,H)."""
+        if self.observed is not None:
+            self.observed[name] = value.detach()
 
     @abstractmethod
     def forward(

@@ -116,6 +116,7 @@ class GatedDeltaNet(LinearFrame):
             g_BTH = -self.a_log_H.to(wide).exp() * F.softplus(decay_BTH + self.dt_bias_H.to(wide))
         else:
             g_BTH = F.logsigmoid(decay_BTH)
+        self.observe("log_decay", g_BTH)
         beta_BTH = beta_BTH.sigmoid() * (2 if self.config.negative_eigenvalues else 1)
         o_BTHV, matrix = delta_rule(q_BTHK, k_BTHK, v_BTHV, beta_BTH, g_BTH, state, segment_ids)
         return o_BTHV, {"matrix": matrix}
@@ -137,4 +138,4 @@ class GatedDeltaNet(LinearFrame):
                 self.set_gate_biases(self.config.decay_bias, self.config.beta_bias)
 
     def no_decay(self) -> set[str]:
-        return {"a_log_H", "dt_bias_H"} if self.config.mamba_decay else set()
+        return super().no_decay() | ({"a_log_H", "dt_bias_H"} if self.config.mamba_decay else set())

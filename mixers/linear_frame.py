@@ -42,7 +42,7 @@ class LinearFrameConfig(MixerConfig):
     output_gate: str = "none"
     positions: str = "none"
 
-    gates: ClassVar[int] = 0  # scalars per head and token that the rule needs
+    gates: ClassVar[int] = 0  # scalars per head and token that the rule needs; may be a property
 
     @property
     def key_dim(self) -> int:
@@ -188,11 +188,11 @@ class LinearFrame(Mixer):
             q, k = l2_normalise(q), l2_normalise(k)
         if c.positions == "rotary":
             q, k = self._turned(q, k, state, context.positions)
-        gates = self.gates(x_BTD) if c.gates else None
+        gates = self.gates(x_BTD)
         v = v.unflatten(-1, (c.n_heads, c.value_dim))
         o_BTHV, after = self.rule(q, k, v, gates, state, segments)
         if self.norm is not None:
-            o_BTHV = self.norm(o_BTHV.to(self.norm.weight.dtype))  # float32 under autocast
+            o_BTHV = self.norm(o_BTHV.to(self.qkv.weight.dtype))  # float32 under autocast
         o = o_BTHV.flatten(2)
         if self.out_gate is not None:
             o = o * OUTPUT_GATES[c.output_gate](self.out_gate(x_BTD).to(o.dtype))
@@ -212,8 +212,10 @@ class LinearFrame(Mixer):
             positions = torch.arange(first, first + q.shape[1], device=q.device)
         return rotary(q, positions), rotary(k, positions)
 
-    def gates(self, x_BTD: Tensor) -> Tensor:
-        """(B,T,G,H) pre-activations of the gates."""
+    def gates(self, x_BTD: Tensor) -> Tensor | None:
+        """(B,T,G,H) pre-activations of the gates, if the rule has any."""
+        if not self.config.gates:
+            return None
         return wide_linear(self.gate, x_BTD).unflatten(-1, (self.config.gates, self.config.n_heads))
 
     def init_state(self, batch_size: int, max_len: int, device: torch.device, dtype: torch.dtype) -> State:
@@ -243,9 +245,14 @@ class LinearFrame(Mixer):
     def init_parameters(self, generator: torch.Generator) -> None:
         if self.conv is not None:
             self.conv.init_parameters(generator)
+        if isinstance(self.norm, HeadLayerNorm):
+            nn.init.ones_(self.norm.weight)
 
     @torch.no_grad()
     def set_gate_biases(self, *biases: float) -> None:
         """Start values of the gates' biases, one for each gate."""
         for bias_H, value in zip(self.gate.bias.view(self.config.gates, -1), biases, strict=True):
             bias_H.fill_(value)
+
+    def no_decay(self) -> set[str]:
+        return {"norm.weight"} if self.config.head_norm == "layer" else set()

@@ -124,13 +124,13 @@ def identify(raw: DictConfig, config: Config, mixer_name: str) -> Identity:
 SHARED = ("models", "data", "runs")
 
 
-def code_hashes(kind: str) -> dict[str, str]:
-    """Hashes of the code behind a run: ``shared`` by all mixers, and the mixer's ``own`` files.
+def code_hashes(*kinds: str) -> dict[str, str]:
+    """Hashes of the code behind a run: ``shared`` by all mixers, and the ``own`` files of the mixers in it.
 
-    Own is the mixer's module with the operations and kernels that it imports. Comments, docstrings and layout do not
+    Own is a mixer's module with the operations and kernels that it imports. Comments, docstrings and layout do not
     count.
     """
-    own = _reachable(ROOT / "mixers" / f"{kind}.py")
+    own = {path for kind in kinds for path in _reachable(ROOT / "mixers" / f"{kind}.py")}
     shared = {p for folder in SHARED for p in (ROOT / folder).rglob("*.py")}
     shared |= {ROOT / "mixers" / name for name in ("__init__.py", "base.py")}
     return {"shared": _hash_files(shared), "mixer": _hash_files(own - shared)}

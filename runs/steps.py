@@ -20,7 +20,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import FSDPStrategy
 
 from data.dataset import Batch
-from models.evaluate import reduce_score, score
+from models.diagnostics import diagnose
+from models.evaluate import autocast, reduce_score, score, to_device
 from models.guard import Spikes
 from models.module import TrainingModule
 from models.optim import learning_rate
@@ -32,6 +33,7 @@ from runs.wandb_sink import NoSink
 log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
+DIAGNOSED = 8  # windows that diagnostics look at
 CLOCKS = ("seconds", "tokens_per_s")
 """Fields of a row that a resumed run does not repeat bit by bit: they measure time."""
 
@@ -174,7 +176,16 @@ class StepEnd(Callback):
             )
         if trainer.world_size > 1:
             total = reduce_score(total, module.device)
-        self._row(step, {"val/loss": total.nats_per_token, "val/bits_per_byte": total.bits_per_byte})
+        row = {"val/loss": total.nats_per_token, "val/bits_per_byte": total.bits_per_byte}
+        if self.config.logger.diagnostics:
+            row |= self._diagnostics(trainer, module)
+        self._row(step, row)
+
+    def _diagnostics(self, trainer: L.Trainer, module: TrainingModule) -> dict[str, float]:
+        """Of a few validation windows, the same ones each time."""
+        batch = to_device(next(iter(module.dataset.eval_batches("val", DIAGNOSED, None))), module.device)
+        with _whole_weights(trainer), autocast(module.device, self.config.precision):
+            return diagnose(module.model, batch)
 
     def _save(self, trainer: L.Trainer, step: int) -> None:
         if step == self._saved:

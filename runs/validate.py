@@ -80,6 +80,9 @@ def _mixer(node: Any, path: str) -> Any:
         cls = mixers.config_class(kind)
     except KeyError as error:
         raise ConfigError(f"{path}.kind={error.args[0]}") from None
+    if isinstance(node.get("parts"), dict):  # a hybrid: each part is a mixer's config of its own
+        parts = {name: _mixer(part, f"{path}.parts.{name}") for name, part in node["parts"].items()}
+        return typed(cls, {**node, "parts": parts}, path, f"mixer {kind}")
     return typed(cls, node, path, f"mixer {kind}")
 
 

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cache
 from pathlib import Path
 
 import torch
+import yaml
 from hydra import compose, initialize_config_dir
 from torch import Tensor
 
-from mixers.base import Mixer, MixerConfig, State
+from mixers import config_class
+from mixers.base import Mixer, State
 from models.lm import LanguageModel
 from runs.schema import Config
 from runs.validate import validate
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = sorted(path.stem for path in (ROOT / "conf" / "mixer").glob("*.yaml"))
-TINY = ("model.d_model=16", "model.n_heads=2", "model.n_layers=2", "model.mlp_width=24", "logger=none")
+_FILES = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "conf" / "mixer").glob("*.yaml"))}
+NAMES = [name for name, plain in _FILES.items() if plain["kind"] != "hybrid"]
+HYBRIDS = [name for name, plain in _FILES.items() if plain["kind"] == "hybrid"]  # their layers are those of NAMES
+TINY = (
+    "model.d_model=16",
+    "model.n_heads=2",
+    "model.n_layers=2",
+    "model.mlp_width=24",
+    "logger=none",
+    "data.seq_len=2048",
+)
 # No chunk (64, 32, 16) divides these; 130 needs three chunks of 64.
 LENGTHS = (1, 3, 37, 130)
 
@@ -26,16 +36,20 @@ LENGTHS = (1, 3, 37, 130)
 def config(name: str, overrides: bool = True) -> Config:
     """A whole checked config with the mixer ``name`` at tiny size. Without its ``test_overrides``: at a size at which
     costs look as they do in earnest (heads of width 64)."""
-    size = TINY if overrides else (*TINY, "model.d_model=128")
+    small = _small("mixer", _FILES[name])
+    size = (*TINY, *small) if overrides else (*TINY, "model.d_model=128")
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        checked = validate(compose("config", overrides=[f"mixer={name}", *size]))
-    return dataclasses.replace(checked, mixer=_shrunk(checked.mixer)) if overrides else checked
+        return validate(compose("config", overrides=[f"mixer={name}", *size]))
 
 
-def _shrunk(mixer: MixerConfig) -> MixerConfig:
-    small = dataclasses.replace(mixer, **type(mixer).test_overrides)
-    small.check("mixer")
-    return small
+def _small(path: str, plain: dict) -> list[str]:
+    """The ``test_overrides`` of a mixer, or of a hybrid's parts."""
+    out = [f"{path}.{key}={value}" for key, value in config_class(plain["kind"]).test_overrides.items()]
+    for group in plain.get("defaults", []):
+        if isinstance(group, dict):
+            ((where, part),) = group.items()
+            out += _small(f"{path}.{where.split('@')[1]}", _FILES[part])
+    return out
 
 
 def language_model(name: str, seed: int = 0, overrides: bool = True) -> LanguageModel:
