@@ -88,7 +88,7 @@ def _log_file(path: Path) -> Iterator[None]:
 
 def _warn_of_other_code(folder: RunFolder, config: Config) -> dict[str, str]:
     """Compare the code of an existing run with today's; warn where it changed. Returns today's hashes."""
-    now, then = ids.code_hashes(config.mixer.kind), folder.record().get("code", {})
+    now, then = ids.code_hashes(*config.mixer.kinds()), folder.record().get("code", {})
     changed = [part for part in now if part in then and now[part] != then[part]]
     if changed:
         log.warning(
@@ -114,7 +114,7 @@ def _lead(config: Config, me: ids.Identity, folder: RunFolder) -> None:
         rows = folder.cut_metrics(step)
         # Without a checkpoint nothing of an earlier attempt is left, its code included.
         before = folder.record() if checkpoint else {}
-        code = _warn_of_other_code(folder, config) if checkpoint else ids.code_hashes(config.mixer.kind)
+        code = _warn_of_other_code(folder, config) if checkpoint else ids.code_hashes(*config.mixer.kinds())
         OmegaConf.save(OmegaConf.create(dataclasses.asdict(config)), folder.path / "config.yaml")
         folder.set_record(
             run_id=me.run_id,

@@ -76,6 +76,7 @@ class Logger:
     wandb: str = "offline"
     project: str = "isomix"
     entity: str | None = None
+    diagnostics: bool = False
 
     def check(self, path: str) -> None:
         one_of(f"{path}.wandb", self.wandb, ("offline", "online", "disabled"))
