@@ -60,6 +60,10 @@ class MixerConfig:
         """The config of one layer; a hybrid answers with one of its parts."""
         return self
 
+    def max_len(self) -> int | None:
+        """The longest document that the mixer can take; None: any."""
+        return None
+
     def kinds(self) -> set[str]:
         """The kinds of mixers in use; a hybrid adds those of its parts."""
         return {self.kind}

@@ -47,6 +47,9 @@ class HybridConfig(MixerConfig):
     def kinds(self) -> set[str]:
         return {self.kind}.union(*(part.kinds() for part in self.parts.values()))
 
+    def max_len(self) -> int | None:
+        return min((n for part in self.parts.values() if (n := part.max_len()) is not None), default=None)
+
     def n_parameters(self) -> int:
         raise TypeError("a hybrid's layers differ: ask for_layer(i).n_parameters()")
 

@@ -119,6 +119,12 @@ class Config:
             raise ValueError(
                 f"mixer.d_model={self.mixer.d_model}: the residual stream has model.d_model={self.model.d_model}; set that"
             )
+        longest = self.mixer.max_len()
+        if longest is not None and longest < self.data.seq_len:
+            raise ValueError(
+                f"data.seq_len={self.data.seq_len}: mixer {self.mixer.kind} takes at most {longest} tokens; set "
+                f"mixer.length={self.data.seq_len} or a shorter data.seq_len"
+            )
         at_least("global_batch", self.global_batch, 1)
         one_of("precision", self.precision, ("fp32", "bf16"))
         at_least("tokens", self.tokens, 1)

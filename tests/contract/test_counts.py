@@ -1,5 +1,7 @@
 """What a mixer says of its size and cost is what it has and does."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -25,7 +27,22 @@ def uncounted(*_arguments, **_options):
     return 0
 
 
+def transform(rows, length):
+    """A split-radix FFT of real numbers."""
+    return math.prod(rows) * (2 * length * math.log2(length) - 4 * length + 6)
+
+
+def forward_transform(x_shape, *_arguments, **_options):
+    return transform(x_shape[:-1], x_shape[-1])
+
+
+def inverse_transform(spectrum_shape, _dim, _norm, length, *_arguments, **_options):
+    return transform(spectrum_shape[:-1], length)
+
+
 FUSED = {
+    torch.ops.aten._fft_r2c: forward_transform,
+    torch.ops.aten._fft_c2r: inverse_transform,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: fused_attention,
     torch.ops.aten.convolution_backward: uncounted,
 }

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evals.speed import fla_naive
+from evals.peers import fla_naive
 from mixers.ops.linear import recurrent_linear_attention
 from mixers.ops.mesa import chunk_mesa, recurrent_mesa, steps_taken
 from tests.ops.oracles import assert_close, documents
