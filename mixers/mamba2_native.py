@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 from mixers import register
 from mixers.base import NO_CONTEXT, Context, Mixer, MixerConfig, State
-from mixers.linear import linear_attention, linear_attention_flops
+from mixers.kernels import chosen
+from mixers.linear import linear_attention_flops
+from mixers.ops.ssd import recurrent_ssd, ssd
 from mixers.parts import ResidualLinear, ShortConv, wide_linear
 
 
@@ -84,7 +86,7 @@ class Mamba2NativeConfig(MixerConfig):
 
 
 class Mamba2Native(Mixer):
-    """Linear attention with q = C, k = step B, v = x and g = step A."""
+    """Projections, convolution, gate and norm around the cell of `ops/ssd.py`."""
 
     def __init__(self, config: Mamba2NativeConfig):
         super().__init__()
@@ -109,18 +111,16 @@ class Mamba2Native(Mixer):
         v_BTHV = v.unflatten(-1, (c.ssm_heads, c.ssm_head_dim))
         step_BTH = wide_linear(self.step, x_BTD)
         step_BTH = F.softplus(step_BTH + self.step_bias_H.to(step_BTH.dtype))
-        g_BTH = -self.a_log_H.to(step_BTH.dtype).exp() * step_BTH
-        self.observe("log_decay", g_BTH)
-        k_BTHK = (self._to_heads(b) * step_BTH[..., None]).to(v.dtype)
-        y_BTHV, matrix = linear_attention(self._to_heads(c_read), k_BTHK, v_BTHV, g_BTH, state, segments, 1.0)
+        rate_H = -self.a_log_H.to(step_BTH.dtype).exp()
+        self.observe("log_decay", step_BTH * rate_H)
+        form = recurrent_ssd if x_BTD.shape[1] == 1 else chosen(ssd, x_BTD)
+        b_BTGK, c_BTGK = (m.unflatten(-1, (c.n_groups, c.d_state)) for m in (b, c_read))
+        initial = None if state is None else state["matrix"]
+        y_BTHV, matrix = form(v_BTHV, step_BTH, rate_H, b_BTGK, c_BTGK, initial_state=initial, segment_ids=segments)
         y_BTD = (y_BTHV + self.skip_H[:, None] * v_BTHV).flatten(2) * F.silu(z_BTD)
         normed = F.rms_norm(y_BTD.unflatten(-1, (c.n_groups, -1)), (c.inner // c.n_groups,), eps=1e-5).flatten(2)
         y_BTD = self.out(normed * self.norm_gain_D)
         return y_BTD, None if state is None or tail is None else {"matrix": matrix, "conv": tail}
-
-    def _to_heads(self, x: Tensor) -> Tensor:
-        c = self.config
-        return x.unflatten(-1, (c.n_groups, c.d_state)).repeat_interleave(c.ssm_heads // c.n_groups, dim=2)
 
     def init_state(self, batch_size: int, max_len: int, device: torch.device, dtype: torch.dtype) -> State:
         c, wide = self.config, torch.promote_types(dtype, torch.float32)
@@ -131,7 +131,9 @@ class Mamba2Native(Mixer):
 
     def cell_flops_per_token(self, seq_len: int) -> float:
         c = self.config
+        """As linear attention, but Q K^T once per group."""
         cell = linear_attention_flops(c.ssm_heads, c.d_state, c.ssm_head_dim, seq_len)
+        cell -= 2 * min(64, seq_len) * c.d_state * (c.ssm_heads - c.n_groups)
         return cell + 2 * c.conv_width * c.conv_channels
 
     def state_bytes(self, seq_len: int, dtype: torch.dtype) -> int:

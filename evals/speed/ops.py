@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -153,12 +154,13 @@ def rfft(steps: int, heads: bool) -> Pass:
 
 
 def rfft_time_last(steps: int) -> Pass:
-    """As above with time made the last axis first: the faster of the two where copies are cheap."""
+    """As above with time brought to the end for the transform: the faster of the two."""
     n = 2 * steps
 
     def act(x: Tensor, taps: Tensor) -> Tensor:
         spectrum = torch.fft.rfft(x.permute(0, 2, 3, 1).contiguous(), n) * torch.fft.rfft(taps, n)[:, None]
-        return torch.fft.irfft(spectrum, n)[..., :steps].permute(0, 3, 1, 2)
+        # the next layer reads tokens one after another, so the result is brought back to that order
+        return torch.fft.irfft(spectrum, n)[..., :steps].permute(0, 3, 1, 2).contiguous()
 
     return forward_backward(act, [random(1, steps, HEADS, WIDTH), random(HEADS, steps, seed=1) * (2 / steps) ** 0.5])
 
@@ -203,23 +205,26 @@ def mlstm_native(name: str, steps: int) -> Pass:
 # ---- the tables ------------------------------------------------------------------------------------------------------
 
 
-def comparisons() -> Iterator[tuple[str, str, float, Make, Make, int]]:
+Comparison = tuple[str, str, float, Make, Make, int]
+
+
+def comparisons() -> Iterator[Comparison]:
     """(name, peer, asked ratio, ours, theirs, length); the peers that are not installed are left out."""
     gap = torch.arange(2048)[:, None] - torch.arange(2048)
     window = (gap >= 0) & (gap < 256)
-    yield "attention", "torch SDPA, causal", 0.9, attention, lambda t: sdpa(t, is_causal=True), 2048
+    yield "attention", "torch SDPA, causal", 0.9, attention, partial(sdpa, is_causal=True), 2048
     yield (
         "sliding-window attention, W=256",
         "torch SDPA with a mask",
         2.0,
-        lambda t: attention(t, window=256),
-        lambda t: sdpa(t, attn_mask=window),
+        partial(attention, window=256),
+        partial(sdpa, attn_mask=window),
         2048,
     )
     if found := version("transformers"):
         for chunk in (64, 256):
             name = f"transformers {found} mamba2_chunk_scan, chunk {chunk}"
-            yield "mamba2: linear attention with decay", name, 1.2, linear, lambda t, c=chunk: mamba2_scan(t, c), 2048
+            yield "mamba2: linear attention with decay", name, 1.2, linear, partial(mamba2_scan, chunk=chunk), 2048
     if found := version("fla-core"):
         yield from fla_comparisons(found)
     if found := version("mlstm_kernels"):
@@ -232,13 +237,13 @@ def comparisons() -> Iterator[tuple[str, str, float, Make, Make, int]]:
                 lambda t, n=name: mlstm_native(n, t),
                 2048,
             )
-    yield "toeplitz", "rfft at a power of two", 1.1, toeplitz, lambda t: rfft(t, heads=True), 2048
+    yield "toeplitz", "rfft at a power of two", 1.1, toeplitz, partial(rfft, heads=True), 2048
     yield "toeplitz", "rfft at a power of two, time last", 1.1, toeplitz, rfft_time_last, 2048
-    yield "hyena: a filter for each channel", "rfft at a power of two", 1.0, hyena, lambda t: rfft(t, heads=False), 2048
+    yield "hyena: a filter for each channel", "rfft at a power of two", 1.0, hyena, partial(rfft, heads=False), 2048
     yield "hawk: scan", "loop over steps", 5.0, scan, step_scan, 2048
 
 
-def fla_comparisons(found: str) -> Iterator[tuple[str, str, float, Make, Make, int]]:
+def fla_comparisons(found: str) -> Iterator[Comparison]:
     """Against the plain-torch code of flash-linear-attention."""
     delta_code, gated_code, mesa_code = fla_naive("delta_rule"), fla_naive("gated_delta_rule"), fla_naive("mesa_net")
 
@@ -263,11 +268,9 @@ def fla_comparisons(found: str) -> Iterator[tuple[str, str, float, Make, Make, i
     for offset, memory in ((3.0, "half-life 14"), (6.0, "gamma near 1")):
         peer = f"fla {found} naive CG, 30 steps"
 
-        def theirs(t: int, o: float = offset) -> Pass:
-            return mesa_peer(t, o)
-
-        yield f"mesa, cg, 30 steps ({memory})", peer, 4.0, lambda t, o=offset: mesa(t, o), theirs, 2048
-        yield f"mesa, pcg, residual 1e-5 ({memory})", peer, 8.0, lambda t, o=offset: pcg(t, o), theirs, 2048
+        theirs = partial(mesa_peer, offset=offset)
+        yield f"mesa, cg, 30 steps ({memory})", peer, 4.0, partial(mesa, offset=offset), theirs, 2048
+        yield f"mesa, pcg, residual 1e-5 ({memory})", peer, 8.0, partial(pcg, offset=offset), theirs, 2048
 
 
 def rows(repeats: int, only: str) -> Iterator[Row]:
@@ -286,7 +289,7 @@ CURVES: dict[str, tuple[Make, float]] = {
     "xlstm": (mlstm, 1.1),
     "mesa, cg": (mesa, 1.1),
     "mesa, pcg": (pcg, 1.1),
-    "swa, W=256": (lambda t: attention(t, window=256), 1.1),
+    "swa, W=128": (partial(attention, window=128), 1.1),
     "toeplitz": (toeplitz, 1.3),
     "hyena": (hyena, 1.3),
     "hawk": (scan, 1.3),

@@ -205,7 +205,7 @@ def batch(steps=40):
     from data.dataset import Batch
 
     tokens = torch.randint(0, 11, (2, steps), generator=torch.Generator().manual_seed(0))
-    fields = {name: None for name in Batch._fields} | {"inputs_BT": tokens, "targets_BT": tokens}
+    fields = dict.fromkeys(Batch._fields) | {"inputs_BT": tokens, "targets_BT": tokens}
     return Batch(**fields)
 
 
