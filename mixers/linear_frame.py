@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixers.base import NO_CONTEXT, Context, Mixer, MixerConfig, State
-from mixers.parts import ResidualLinear, ShortConv, l2_normalise, rotary, wide_linear
+from mixers.parts import ResidualLinear, RMSNorm, ShortConv, l2_normalise, rotary, wide_linear
 
 CONV_ON = ("none", "qk", "qkv")
 QK_NORMS = ("none", "l2")
@@ -143,7 +143,7 @@ class LinearFrame(Mixer):
             self.gate = nn.Linear(c.d_model, c.gates * c.n_heads, bias=c.gate_bias)
         self.norm: nn.Module | None = None
         if c.head_norm == "rms":
-            self.norm = nn.RMSNorm(c.value_dim, eps=1e-5)
+            self.norm = RMSNorm(c.value_dim, eps=1e-5)
         elif c.head_norm == "layer":
             self.norm = HeadLayerNorm(c.n_heads, c.value_dim)
         self.out_gate = nn.Linear(c.d_model, values, bias=False) if c.output_gate != "none" else None

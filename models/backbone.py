@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mixers.base import Context, Mixer, MixerConfig, State
-from mixers.parts import ResidualLinear
+from mixers.parts import ResidualLinear, RMSNorm
 from models.config import Model
 
 GATED: dict[str, Callable[[Tensor], Tensor]] = {"swiglu": F.silu, "geglu": F.gelu}
@@ -35,7 +35,7 @@ def make_norm(config: Model) -> nn.Module:
         return nn.LayerNorm(config.d_model, eps=config.norm_eps)
     if config.norm == "rms_plain":
         return PlainRMSNorm(config.d_model, config.norm_eps)
-    return nn.RMSNorm(config.d_model, eps=config.norm_eps)
+    return RMSNorm(config.d_model, eps=config.norm_eps)
 
 
 class MLP(nn.Module):
