@@ -98,8 +98,8 @@ def mesa(steps: int, offset: float = 3.0, **options: Any) -> Pass:
 
 
 def pcg(steps: int, offset: float = 3.0) -> Pass:
-    """The fastest of our solvers at a relative residual of 1e-5."""
-    return mesa(steps, offset, solver="pcg", tol=1e-5, chunk_size=64)
+    """At a relative residual of 1e-5."""
+    return mesa(steps, offset, solver="pcg", tol=1e-5)
 
 
 def toeplitz(steps: int) -> Pass:
@@ -265,11 +265,12 @@ def fla_comparisons(found: str) -> Iterator[Comparison]:
     for steps in (2048, 8192):
         yield "deltanet", f"fla {found} delta_rule_chunkwise", 2.0, delta, delta_peer, steps
         yield "gated_deltanet", f"fla {found} naive chunk", 2.5, gated_delta, gated_peer, steps
-    for offset, memory in ((3.0, "half-life 14"), (6.0, "gamma near 1")):
+    for offset, memory in ((3.0, "half-life 14"), (6.0, "half-life 280"), (9.0, "gamma near 1")):
         peer = f"fla {found} naive CG, 30 steps"
 
         theirs = partial(mesa_peer, offset=offset)
         yield f"mesa, cg, 30 steps ({memory})", peer, 4.0, partial(mesa, offset=offset), theirs, 2048
+        yield f"mesa, cg, residual 1e-5 ({memory})", peer, 8.0, partial(mesa, offset=offset, tol=1e-5), theirs, 2048
         yield f"mesa, pcg, residual 1e-5 ({memory})", peer, 8.0, partial(pcg, offset=offset), theirs, 2048
 
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_CHECK_EVERY = 2  # steps between two looks at what has converged
 _COMPACT_BELOW = 0.8  # share of chunks still at work below which the others are left out
 
 
@@ -25,9 +24,11 @@ class Operator(NamedTuple):
     mask_PCC: Tensor  # M: decay from i to t times beta_i, lower triangular
     lam_P1K: Tensor
 
-    def times(self, x_PCK: Tensor, out_PCK: Tensor, work_PCC: Tensor) -> Tensor:
-        """Row t of the result is (H_t + Lambda) x_t."""
-        torch.bmm(x_PCK, self.entered_PKK, out=out_PCK).mul_(self.entry_PC1).addcmul_(x_PCK, self.lam_P1K)
+    def times(self, x_PCK: Tensor, out_PCK: Tensor, work_PCK: Tensor, work_PCC: Tensor) -> Tensor:
+        """Row t of the result, in ``out_PCK``, is (H_t + Lambda) x_t."""
+        torch.mul(x_PCK, self.lam_P1K, out=out_PCK)
+        torch.mul(x_PCK, self.entry_PC1, out=work_PCK)
+        torch.baddbmm(out_PCK, work_PCK, self.entered_PKK, out=out_PCK)
         torch.bmm(x_PCK, self.k_PKC, out=work_PCC).mul_(self.mask_PCC)
         return torch.baddbmm(out_PCK, work_PCC, self.k_PCK, out=out_PCK)
 
@@ -63,20 +64,22 @@ def solve(
 ) -> tuple[Tensor, Tensor]:
     """x_PCK and how many steps each token took, (P,C) int64.
 
-    Starts at b / diag(H + Lambda), or at the preconditioner's answer. Exactly ``steps`` steps where ``tol`` is None, else
-    at most so many: a row is frozen once |residual| <= tol |b|. Right-hand sides are normalised, so that a factor on b is
-    a factor on x, however small it is.
+    Starts at b / diag(H + Lambda), or at the preconditioner's answer. With a tolerance a row is frozen once |residual| <=
+    tol |b|, and the work ends with the last row that is at work. Without one all ``steps`` are taken, but a row whose
+    residual is below its own rounding error stays as it is. Right-hand sides are normalised, so that a factor on b is a
+    factor on x, however small it is. ``b_PCK`` is used up: its memory becomes the residual's.
     """
     size_PC1 = torch.linalg.vector_norm(b_PCK, dim=-1, keepdim=True)
-    b_PCK = b_PCK / torch.where(size_PC1 > 0, size_PC1, 1.0)
+    b_PCK.div_(torch.where(size_PC1 > 0, size_PC1, 1.0))
     x_PCK = b_PCK / operator.diagonal() if inverse_PKK is None else torch.bmm(b_PCK, inverse_PKK)
-    # Below its rounding error a residual says nothing; the rows are frozen there before they underflow.
     floor = torch.finfo(b_PCK.dtype).eps * 1e-2
     iteration = _Iteration(operator, inverse_PKK, b_PCK, x_PCK, max(tol or 0.0, floor))
     taken_PC = torch.zeros(b_PCK.shape[:2], dtype=torch.int64, device=b_PCK.device)
+    # While decoding on a CPU what is converged may end the work as well: nothing changes, and looking is cheap there.
+    looks = tol is not None or (b_PCK.shape[1] == 1 and b_PCK.device.type == "cpu")
     chunks: Tensor | None = None  # of what is still at work; None: all
-    for step in range(steps):
-        if tol is not None and step % _CHECK_EVERY == 0:
+    for _ in range(steps):
+        if looks:
             working = iteration.active_PC1.flatten(1).any(1)
             count = int(working.sum())
             if count == 0:
@@ -103,14 +106,14 @@ class _Iteration:
     def __init__(self, operator: Operator, inverse_PKK: Tensor | None, b: Tensor, x: Tensor, small: float):
         self.operator, self.inverse, self.small, self.x = operator, inverse_PKK, small, x
         self._make_buffers()
-        self.r = b - operator.times(x, self.work, self.work_PCC)
-        self.p = self._preconditioned().clone()
+        self.r = b.sub_(operator.times(x, *self.buffers))
+        self.p = self.r.clone() if inverse_PKK is None else torch.bmm(self.r, inverse_PKK)
         self.rz = self._dot(self.r, self.p)
         self.active_PC1 = self._size(self.r) > small
         self.taken_PC = torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device)
 
     def _make_buffers(self) -> None:
-        self.work, self.work_PCC = torch.empty_like(self.x), torch.empty_like(self.operator.mask_PCC)
+        self.buffers = torch.empty_like(self.x), torch.empty_like(self.x), torch.empty_like(self.operator.mask_PCC)
 
     @staticmethod
     def _dot(a: Tensor, b: Tensor) -> Tensor:
@@ -122,12 +125,12 @@ class _Iteration:
         return torch.linalg.vector_norm(a, dim=-1, keepdim=True)
 
     def _preconditioned(self) -> Tensor:
-        return self.r if self.inverse is None else torch.bmm(self.r, self.inverse, out=self.work)
+        return self.r if self.inverse is None else torch.bmm(self.r, self.inverse, out=self.buffers[0])
 
     def step(self) -> None:
         """One step of every row that has not converged; the others stay as they are."""
         tiny = torch.finfo(self.r.dtype).tiny
-        ap = self.operator.times(self.p, self.work, self.work_PCC)
+        ap = self.operator.times(self.p, *self.buffers)
         pap = self._dot(self.p, ap)
         alpha = torch.where(self.active_PC1, self.rz / pap.clamp_(min=tiny), 0.0)
         self.x.addcmul_(self.p, alpha)

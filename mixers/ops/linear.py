@@ -156,7 +156,7 @@ def chunk_read(q_PCK: Tensor, scores_PCC: Tensor, v_PCV: Tensor, entered_PKV: Te
 class LinearGradients:
     """Gradients of equation (1) in chunk layout, for an upstream gradient of O and of the final state.
 
-    dq_PCK, dk_PCK, dv_PCV, dinitial_GKV; and the three kinds of shares in the log decay's gradient.
+    dq_PCK (whole only with ``queries``), dk_PCK, dv_PCV, dinitial_GKV and, with ``gates``, dg_PC.
     """
 
     def __init__(
@@ -171,6 +171,7 @@ class LinearGradients:
         dfinal_GKV: Tensor | None,
         *,
         gates: bool,
+        queries: bool = True,
     ):
         n_chunks, matrices = states_NGKV.shape[0] - 1, q_PCK.shape[0]
         entered_PKV = states_NGKV[:-1].view(matrices, *states_NGKV.shape[2:])
@@ -204,7 +205,8 @@ class LinearGradients:
         self.dv_PCV = torch.bmm(k_PCK * decay.exit if decay.decays else k_PCK, dleft_PKV)
         torch.baddbmm(self.dv_PCV, scores_PCC.mT, do_PCV, out=self.dv_PCV)
         dscores_PCC.mul_(decay.within)
-        torch.baddbmm(self.dq_PCK, dscores_PCC, k_PCK, out=self.dq_PCK)
+        if queries:
+            torch.baddbmm(self.dq_PCK, dscores_PCC, k_PCK, out=self.dq_PCK)
         torch.baddbmm(self.dk_PCK, dscores_PCC.mT, q_PCK, out=self.dk_PCK)
         self.dinitial_GKV = dstates_NGKV[0]
 

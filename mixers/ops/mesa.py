@@ -291,6 +291,7 @@ def _backward(ctx, inputs, x_PCK, inverse, do, dfinal_g, dfinal_h):  # type: ign
         upstream_PCX,
         dfinal,
         gates=g is not None,
+        queries=False,
     )
     k_PCK = problem.operator.k_PCK
     dk_PCK = torch.addcmul(grads.dv_PCV[..., value_dim:], grads.dk_PCK, problem.beta_PC1)
