@@ -11,7 +11,7 @@ quickstart: $(VENV)/.run          ## the named mixers on real text, then the rep
 	$(BIN)/python train.py study=quickstart
 	$(BIN)/python -m sweeps.report study=quickstart
 
-test: $(VENV)/.dev                ## all tests
+test: $(VENV)/.interpreter        ## all tests
 	$(BIN)/python -m pytest
 
 fast: $(VENV)/.dev                ## the tests that do not start whole command lines
@@ -22,7 +22,7 @@ lint: $(VENV)/.dev                ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-speed: $(VENV)/.dev               ## our operations and loop against their peers, as ratios of one run
+speed: $(VENV)/.dev               ## operations, models, decoding and loop against their peers: ratios of one run
 	$(BIN)/python -m evals.speed
 
 $(BIN)/python:
@@ -40,6 +40,12 @@ $(VENV)/.run: $(VENV)/.torch pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.run
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# Triton beside the environment, not in it: libraries that find it on a machine without a GPU would try its kernels.
+# 'make test' runs them by Triton's interpreter.
+$(VENV)/.interpreter: $(VENV)/.dev
+	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/interpreter triton==3.9.0
 	touch $@
 
 clean:                            ## the environment, caches and full runs; results/<study>/ stays

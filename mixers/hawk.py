@@ -110,6 +110,7 @@ class Hawk(Mixer):
             log_a_BTD, u_BTD = self._gated(u_BTD, _first_tokens(u_BTD, state, segments))
             scan = recurrent_scan if x_BTD.shape[1] == 1 else chosen(linear_scan, x_BTD)
             initial = None if state is None else state["h"]
+            self.observe("log_decay", log_a_BTD.unflatten(-1, (self.config.n_heads, -1)))
             h_BTD, h_BD = scan(log_a_BTD, u_BTD, initial_state=initial, segment_ids=segments)
         y_BTD = self.out(h_BTD.to(gate_BTD.dtype) * F.gelu(gate_BTD, approximate="tanh"))
         if state is None or tail is None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mixers import register
@@ -77,6 +78,7 @@ class Xlstm(LinearFrame):
             gates_BTGH = cap * torch.tanh(gates_BTGH / cap)
         input_BTH, forget_BTH = gates_BTGH.unbind(2)
         initial = None if state is None else (state["matrix"], state["normaliser"], state["stabiliser"])
+        self.observe("log_decay", F.logsigmoid(forget_BTH))
         inputs = (q_BTHK, k_BTHK, v_BTHV, input_BTH, forget_BTH)
         if q_BTHK.shape[1] == 1:
             h_BTHV, after = recurrent_mlstm(*inputs, initial_state=initial, segment_ids=segment_ids)

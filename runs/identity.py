@@ -132,7 +132,7 @@ def code_hashes(*kinds: str) -> dict[str, str]:
     """
     own = {path for kind in kinds for path in _reachable(ROOT / "mixers" / f"{kind}.py")}
     shared = {p for folder in SHARED for p in (ROOT / folder).rglob("*.py")}
-    shared |= {ROOT / "mixers" / name for name in ("__init__.py", "base.py")}
+    shared |= {ROOT / "mixers" / name for name in ("__init__.py", "base.py", "parts.py")}  # the backbone's norms too
     return {"shared": _hash_files(shared), "mixer": _hash_files(own - shared)}
 
 

@@ -179,6 +179,7 @@ def _train_and_test(config: Config, me: ids.Identity, folder: RunFolder, checkpo
     from models.lm import build_model
     from runs.checkpoints import LAST
     from runs.fit import fit
+    from runs.kernel_choice import choose_kernels
     from runs.load import load_model, open_data
 
     dataset = open_data(config)
@@ -189,6 +190,7 @@ def _train_and_test(config: Config, me: ids.Identity, folder: RunFolder, checkpo
             f"versions changed. Restore them, or move or delete {folder.path} to begin anew"
         )
     model = build_model(config, dataset.vocab_size)
+    folder.set_record(kernels=choose_kernels(config, model, dataset))
     counts = model.counts(dataset.seq_len)
     assert config.steps is not None
     tokens = config.steps * config.tokens_per_step
@@ -278,6 +280,7 @@ def _follow(config: Config, me: ids.Identity) -> None:
     from runs import checkpoints
     from runs.fit import fit
     from runs.host import set_threads
+    from runs.kernel_choice import choose_kernels
     from runs.load import open_data
     from runs.steps import Stopped
     from runs.wandb_sink import NoSink
@@ -286,6 +289,7 @@ def _follow(config: Config, me: ids.Identity) -> None:
     checkpoint, _ = checkpoints.find(me.folder, me.run_id)
     dataset = open_data(config)
     model = build_model(config, dataset.vocab_size)
+    choose_kernels(config, model, dataset)
     try:
         fit(config, model, dataset, me=me, checkpoint=checkpoint, folder=None, sink=NoSink())
     except Stopped:

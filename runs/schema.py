@@ -43,6 +43,7 @@ class Trainer:
     compile: bool = False
     activation_checkpointing: bool = False
     loss_chunk: int | None = 512
+    kernels: str = "torch"
     log_every: int = 10
     checkpoint_every: int = 100
     progress: bool = True
@@ -50,6 +51,7 @@ class Trainer:
     def check(self, path: str) -> None:
         one_of(f"{path}.accelerator", self.accelerator, ("cpu", "gpu"))
         one_of(f"{path}.strategy", self.strategy, ("auto", "ddp", "fsdp"))
+        one_of(f"{path}.kernels", self.kernels, ("torch", "strict", "fallback"))
         for name in (
             "devices",
             "nodes",

@@ -104,3 +104,25 @@ def test_state_bytes_agree_with_the_tensors(name, steps, dtype):
     floating = sum(t.numel() * t.itemsize for t in state.values() if t.is_floating_point())
     assert layer.state_bytes(steps, dtype) == floating
     assert all(not t.is_floating_point() or t.shape[0] == 1 for t in state.values())
+
+
+def saved_bytes(layer, steps):
+    """What the forward pass keeps for the backward pass, each tensor's memory once."""
+    storages = {}
+
+    def keep(tensor):
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        alive.append(tensor)
+        return tensor
+
+    alive: list = []
+    x = torch.randn(1, steps, layer.config.d_model, generator=torch.Generator().manual_seed(0))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        layer(x)[0].sum()
+    return sum(storages.values()) - sum(p.untyped_storage().nbytes() for p in layer.parameters())
+
+
+def test_training_memory_is_linear_in_the_length(name):
+    layer = mixer(name, torch.float32, overrides=False)
+    once, twice = saved_bytes(layer, 1024), saved_bytes(layer, 2048)
+    assert twice <= 2.1 * max(once, 1)
