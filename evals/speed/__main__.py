@@ -50,10 +50,10 @@ def ratios(rows: list[Any], title: str) -> Table:
 
 def exponents(curves: list[Any]) -> Table:
     """A table of `measure.Curve`."""
-    table = Table(title="time of forward + backward against length")
-    table.add_column("operation")
+    table = Table(title="ms of forward + backward at each length T")
+    table.add_column("operation", no_wrap=True)
     for steps in curves[0].lengths:
-        table.add_column(f"T={steps}, ms", justify="right")
+        table.add_column(str(steps), justify="right")
     table.add_column("exponent", justify="right")
     table.add_column("at most", justify="right")
     for curve in curves:
