@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mixers import register
 from mixers.base import NO_CONTEXT, Context, Mixer, MixerConfig, State
+from mixers.kernels import chosen
 from mixers.ops.attention import attention, init_attention_state
 from mixers.parts import ResidualLinear, rms_normalise, rotary
 
@@ -65,7 +66,7 @@ class SoftmaxAttention(Mixer):
             first = 0 if state is None else int(state["length"][0])
             positions = torch.arange(first, first + steps, device=x_BTD.device)
         q_BTHK, k_BTHK = rotary(qk_BTHK, positions, config.rope_base).chunk(2, dim=2)
-        o_BTHK, state = attention(
+        o_BTHK, state = chosen(attention, q_BTHK)(
             q_BTHK,
             k_BTHK,
             v_BTHK,

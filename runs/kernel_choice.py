@@ -50,7 +50,8 @@ def _device(config: Config) -> torch.device | None:
 
 
 def _what_it_does(model: LanguageModel, dataset: Dataset, autocast: torch.dtype | None) -> list[kernels.Call]:
-    """The operations of a short forward pass on the CPU, in the run's precision; no generator moves."""
+    """The operations of a short forward pass on the CPU, in the run's precision; no generator moves. In training and in
+    evaluation: Mesa may solve otherwise there."""
     batch = dataset.train_batch(0, slice(0, 1))
     segments = batch.segment_ids_BT
     batch = batch._replace(
@@ -62,5 +63,6 @@ def _what_it_does(model: LanguageModel, dataset: Dataset, autocast: torch.dtype 
     precision = torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast is not None)
     with kernels.recording() as calls, torch.no_grad(), torch.random.fork_rng(devices=[]), precision:
         model.train().loss(batch)
+        model.eval().loss(batch)
     model.train(training)
     return calls

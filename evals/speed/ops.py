@@ -234,7 +234,7 @@ def comparisons() -> Iterator[Comparison]:
                 f"mlstm_kernels {found} {name}",
                 1.5,
                 mlstm,
-                lambda t, n=name: mlstm_native(n, t),
+                partial(mlstm_native, name),
                 2048,
             )
     yield "toeplitz", "rfft at a power of two", 1.1, toeplitz, partial(rfft, heads=True), 2048

@@ -9,7 +9,7 @@ import pytest
 from tests.runs.commands import ROOT, environment
 
 REFUSED = {
-    "mixer=nosuch": "mixer=nosuch: no such choice. Choices: .*swa, transformer",
+    "mixer=nosuch": "mixer=nosuch: no such choice. Choices: .*swa, swa_gated_deltanet, toeplitz, transformer",
     "mixer=swaa": "Did you mean 'swa'",
     "mixer.typo=1": "mixer.typo: unknown key.* Valid keys: kind, d_model",
     "+mixer.typo=1": "mixer.typo: unknown key of mixer swa.* Valid keys: .*window",
@@ -31,6 +31,8 @@ REFUSED = {
     "trainer.strategy=fsdp": "trainer.strategy=fsdp: needs trainer.accelerator=gpu",
     "steps=null": "steps=null: set steps or tokens",
     "steps=1.5": r"steps=1.5 \(float\): wants int",
+    "trainer.kernels=fast": "trainer.kernels=fast: must be one of torch, strict, fallback",
+    "mixer=toeplitz mixer.length=100": "data.seq_len=256: mixer toeplitz takes at most 100 tokens; set mixer.length=256",
     "nosuch=1": "nosuch: unknown key. Valid keys: .*mixer, model",
     "evaluation.every=-1": "evaluation.every=-1: must be at least 0",
     "data=files data.paths=[/nope.txt]": r"data.paths\[0\]=/nope.txt: no such file",
