@@ -16,6 +16,15 @@ def compute_dtype(*tensors: Tensor | None) -> torch.dtype:
     return torch.float64 if any(x is not None and x.dtype == torch.float64 for x in tensors) else torch.float32
 
 
+def check_shapes(name: str, reference: Tensor, expected: dict[str, tuple[Tensor | None, tuple[int, ...]]]) -> None:
+    """Raise ValueError for the first tensor (None: left out) whose shape is not what ``reference`` asks for."""
+    for other, (tensor, shape) in expected.items():
+        if tensor is not None and tensor.shape != shape:
+            raise ValueError(
+                f"{other} must be {tuple(shape)} for {name} {tuple(reference.shape)}, got {tuple(tensor.shape)}"
+            )
+
+
 def chunk_lengths(seq_len: int, chunk_size: int) -> tuple[int, int]:
     """(number of chunks, tokens per chunk): as few chunks as ``chunk_size`` allows, made equally long.
 

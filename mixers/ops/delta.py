@@ -26,6 +26,7 @@ from torch.autograd.function import once_differentiable
 from mixers.ops._chunks import (
     ChunkDecay,
     by_chunk,
+    check_shapes,
     chunk_decay,
     chunk_lengths,
     compute_dtype,
@@ -125,20 +126,18 @@ def _check(
     if q.ndim != 4 or q.shape[1] < 1:
         raise ValueError(f"q must be (B,T,H,K) with T >= 1, got {tuple(q.shape)}")
     batch, steps, heads, key_dim = q.shape
-    expected: dict[str, tuple[Tensor, tuple[int, ...]]] = {
-        "k": (k, q.shape),
-        "v": (v, (batch, steps, heads, v.shape[-1])),
-        "beta": (beta, q.shape[:3]),
-    }
-    if g is not None:
-        expected["g"] = (g, q.shape[:3])
-    if initial_state is not None:
-        expected["initial_state"] = (initial_state, (batch, heads, key_dim, v.shape[-1]))
-    if segment_ids is not None:
-        expected["segment_ids"] = (segment_ids, (batch, steps))
-    for name, (tensor, shape) in expected.items():
-        if tensor.shape != shape:
-            raise ValueError(f"{name} must be {tuple(shape)} for q {tuple(q.shape)}, got {tuple(tensor.shape)}")
+    check_shapes(
+        "q",
+        q,
+        {
+            "k": (k, q.shape),
+            "v": (v, (batch, steps, heads, v.shape[-1])),
+            "beta": (beta, q.shape[:3]),
+            "g": (g, q.shape[:3]),
+            "initial_state": (initial_state, (batch, heads, key_dim, v.shape[-1])),
+            "segment_ids": (segment_ids, (batch, steps)),
+        },
+    )
 
 
 class _Saved(NamedTuple):

@@ -19,7 +19,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mixers.ops._chunks import ChunkDecay, chunk_decay, chunk_lengths, compute_dtype, from_chunks, to_chunks
+from mixers.ops._chunks import (
+    ChunkDecay,
+    check_shapes,
+    chunk_decay,
+    chunk_lengths,
+    compute_dtype,
+    from_chunks,
+    to_chunks,
+)
 from mixers.ops._solve import Operator, solve
 from mixers.ops.linear import LinearGradients, chunk_read, chunk_states
 
@@ -161,9 +169,7 @@ def _check(q, k, v, beta, g, lam, initial_state, segment_ids) -> None:  # type: 
     if initial_state is not None:
         expected["initial_state[0]"] = (initial_state[0], (batch, heads, key_dim, value_dim))
         expected["initial_state[1]"] = (initial_state[1], (batch, heads, key_dim, key_dim))
-    for name, (tensor, shape) in expected.items():
-        if tensor is not None and tensor.shape != shape:
-            raise ValueError(f"{name} must be {tuple(shape)} for q {tuple(q.shape)}, got {tuple(tensor.shape)}")
+    check_shapes("q", q, expected)
 
 
 class _Problem(NamedTuple):

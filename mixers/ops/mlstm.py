@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mixers.ops._chunks import ChunkDecay, chunk_lengths, compute_dtype, from_chunks, to_chunks
+from mixers.ops._chunks import ChunkDecay, check_shapes, chunk_lengths, compute_dtype, from_chunks, to_chunks
 from mixers.ops.linear import LinearGradients, chunk_read, chunk_states
 
 MlstmState = tuple[Tensor, Tensor, Tensor]
@@ -138,21 +138,18 @@ def _check(
     if q.ndim != 4 or q.shape[1] < 1:
         raise ValueError(f"q must be (B,T,H,K) with T >= 1, got {tuple(q.shape)}")
     batch, steps, heads, key_dim = q.shape
-    expected: dict[str, tuple[Tensor, tuple[int, ...]]] = {
+    expected: dict[str, tuple[Tensor | None, tuple[int, ...]]] = {
         "k": (k, q.shape),
         "v": (v, (batch, steps, heads, v.shape[-1])),
         "i": (i, q.shape[:3]),
         "f": (f, q.shape[:3]),
+        "segment_ids": (segment_ids, (batch, steps)),
     }
     if initial_state is not None:
         shapes = (batch, heads, key_dim, v.shape[-1]), (batch, heads, key_dim), (batch, heads)
         for letter, tensor, shape in zip("Cnm", initial_state, shapes, strict=True):
             expected[f"{letter} of initial_state"] = (tensor, shape)
-    if segment_ids is not None:
-        expected["segment_ids"] = (segment_ids, (batch, steps))
-    for name, (tensor, shape) in expected.items():
-        if tensor.shape != shape:
-            raise ValueError(f"{name} must be {tuple(shape)} for q {tuple(q.shape)}, got {tuple(tensor.shape)}")
+    check_shapes("q", q, expected)
 
 
 class _Gates(NamedTuple):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mixers.ops._chunks import compute_dtype
+from mixers.ops._chunks import check_shapes, compute_dtype
 
 
 def linear_scan(
@@ -74,14 +74,15 @@ def recurrent_scan(
 def _check(log_a: Tensor, u: Tensor, initial_state: Tensor | None, segment_ids: Tensor | None) -> None:
     if u.ndim != 3 or u.shape[1] < 1:
         raise ValueError(f"u must be (B,T,D) with T >= 1, got {tuple(u.shape)}")
-    expected: dict[str, tuple[Tensor, tuple[int, ...]]] = {"log_a": (log_a, u.shape)}
-    if initial_state is not None:
-        expected["initial_state"] = (initial_state, (u.shape[0], u.shape[2]))
-    if segment_ids is not None:
-        expected["segment_ids"] = (segment_ids, u.shape[:2])
-    for name, (tensor, shape) in expected.items():
-        if tensor.shape != shape:
-            raise ValueError(f"{name} must be {tuple(shape)} for u {tuple(u.shape)}, got {tuple(tensor.shape)}")
+    check_shapes(
+        "u",
+        u,
+        {
+            "log_a": (log_a, u.shape),
+            "initial_state": (initial_state, (u.shape[0], u.shape[2])),
+            "segment_ids": (segment_ids, u.shape[:2]),
+        },
+    )
 
 
 class _LinearScan(torch.autograd.Function):

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from mixers.ops._chunks import (
     ChunkDecay,
+    check_shapes,
     chunk_decay,
     chunk_lengths,
     compute_dtype,
@@ -102,9 +103,7 @@ def _check(x, dt, A, B, C, initial_state, segment_ids) -> None:  # type: ignore[
         "initial_state": (initial_state, (batch, heads, B.shape[3], width)),
         "segment_ids": (segment_ids, (batch, steps)),
     }
-    for name, (tensor, shape) in expected.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise ValueError(f"{name} must be {shape} for x {tuple(x.shape)}, got {tuple(tensor.shape)}")
+    check_shapes("x", x, expected)
 
 
 class _Decay:

@@ -107,6 +107,16 @@ def test_float32_is_accurate_enough_also_under_strong_decay(decay):
         assert_close(actual, expected, 1e-5, " ".join(names(inputs).split()[: len(actual)]))
 
 
+@pytest.mark.parametrize("decay", ["scalar", "vector"])
+def test_gate_gradient_is_accurate_under_strong_decay(decay):
+    # what one token does to another is e^-8 of what it does to itself, which must leave no rounding error in dg
+    inputs = make_inputs(64, decay, 1, 2, 16, 16)
+    inputs[3].fill_(-8.0)
+    expected = value_and_gradients(recurrent_linear_attention, inputs)[5]
+    actual = value_and_gradients(chunk_linear_attention, inputs, torch.float32)[5]
+    assert_close([actual], [expected], 2e-6, "dg")
+
+
 @pytest.mark.parametrize("decay", DECAYS)
 def test_bfloat16_inputs_are_computed_in_float32(decay):
     inputs = [None if x is None else x.bfloat16() for x in make_inputs(70, decay, 1, 2, 16, 16)]

@@ -82,6 +82,16 @@ def test_gradients_are_derivatives(solver):
     assert torch.autograd.gradcheck(functools.partial(outputs, rule=recurrent_mesa), inputs)
 
 
+def test_only_the_symmetric_part_of_an_initial_h_counts():
+    inputs = make_inputs(20)
+    tilted = [*inputs[:7], inputs[7] + torch.randn(inputs[7].shape, generator=torch.Generator().manual_seed(1)).triu(1)]
+    assert not torch.equal(tilted[7], tilted[7].mT)
+    expected = value_and_gradients(recurrent_mesa, tilted)
+    assert_close(value_and_gradients(chunk_mesa, tilted), expected, 1e-10, NAMES)
+    straight = [*inputs[:7], (tilted[7] + tilted[7].mT) / 2]
+    assert_close(value_and_gradients(chunk_mesa, straight), expected, 1e-10, NAMES)
+
+
 def test_no_gates_and_no_initial_state():
     q, k, v, beta, _, lam, _, _ = make_inputs(40)
     assert_close([chunk_mesa(q, k, v, beta, None, lam)[0]], [recurrent_mesa(q, k, v, beta, None, lam)[0]], 1e-10, "o")

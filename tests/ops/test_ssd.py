@@ -74,6 +74,15 @@ def test_float32_and_bfloat16():
     assert_close([y, final], list(want), 4e-3, "y state")
 
 
+def test_gate_gradient_is_accurate_under_strong_decay():
+    # what one token does to another is e^-8 of what it does to itself, which must leave no rounding error in dA
+    inputs = make_inputs(64, key_dim=16, value_dim=16)
+    inputs[1].fill_(1.0)
+    inputs[2].fill_(-8.0)
+    expected = value_and_gradients(recurrent_ssd, inputs)[4]
+    assert_close([value_and_gradients(ssd, inputs, torch.float32)[4]], [expected], 1e-5, "dA")
+
+
 def test_split_with_carried_state_equals_whole_and_inputs_stay():
     inputs = make_inputs(90)
     copies = [x.clone() for x in inputs]
