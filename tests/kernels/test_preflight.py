@@ -3,6 +3,7 @@
 The device is the CPU and the kernels are made up here; what a library's kernels compute is `test_fla_interpreter.py`.
 """
 
+import dataclasses
 import importlib.util
 import inspect
 import sys
@@ -16,6 +17,7 @@ from mixers.kernels import Kernel, chosen, recording, use
 from mixers.kernels.preflight import KernelRefused, case_of, draw, preflight, tolerance
 from mixers.ops import attention as attention_forms
 from mixers.ops import delta, linear, mesa, ssd
+from models.lm import LanguageModel
 from runs.kernel_choice import choose_kernels
 from runs.validate import ConfigError
 from tests.contract import cases
@@ -211,6 +213,20 @@ def test_what_every_model_does_can_be_checked(name, precision, library):
         config.trainer.kernels, config.precision = "torch", "fp32"
     assert all(entry["used"] for entry in report["ops"].values())
     assert torch.equal(before, torch.random.get_rng_state()) and model.training
+
+
+def test_evaluation_is_checked_too_where_it_solves_otherwise(library):
+    config = cases.config("mesa")
+    changed = dataclasses.replace(config, mixer=dataclasses.replace(config.mixer, eval_cg_steps=7))
+    changed.trainer.kernels = "strict"
+    model = LanguageModel(changed.model, changed.mixer, vocab_size=11)
+    try:
+        own = {"chunk_mesa": Kernel(mesa.__name__, "torch", ("torch",))}
+        report = choose_kernels(changed, model, _Data(), device=CPU, kernels=own)
+    finally:
+        changed.trainer.kernels = "torch"
+    said = [check["case"] for check in report["ops"]["chunk_mesa"]["checks"]]
+    assert len(said) == 2 and "cg_steps=30" in said[0] and "cg_steps=7" in said[1]
 
 
 class _Data:

@@ -49,6 +49,14 @@ def test_elu_and_normaliser_are_the_originals():
     close(built(x)[0], built.out(o.flatten(2)), 1e-12)
 
 
+def test_plain_linear_attention_is_a_masked_product():
+    built = layer(LinearConfig(**BARE))
+    x = inputs(2, 12)
+    q, k, v = projected(built, x)
+    o = torch.einsum("bhts,bshv->bthv", torch.einsum("bthk,bshk->bhts", q, k).tril() * 8**-0.5, v)
+    close(built(x)[0], built.out(o.flatten(2)), 1e-12)
+
+
 def test_negative_eigenvalues_double_beta():
     """With beta = 2 a key is reflected: what was written for it is turned round, not erased."""
     x = inputs(1, 1).expand(-1, 3, -1)
