@@ -24,11 +24,9 @@ class Operator(NamedTuple):
     mask_PCC: Tensor  # M: decay from i to t times beta_i, lower triangular
     lam_P1K: Tensor
 
-    def times(self, x_PCK: Tensor, out_PCK: Tensor, work_PCK: Tensor, work_PCC: Tensor) -> Tensor:
+    def times(self, x_PCK: Tensor, out_PCK: Tensor, work_PCC: Tensor) -> Tensor:
         """Row t of the result, in ``out_PCK``, is (H_t + Lambda) x_t."""
-        torch.mul(x_PCK, self.lam_P1K, out=out_PCK)
-        torch.mul(x_PCK, self.entry_PC1, out=work_PCK)
-        torch.baddbmm(out_PCK, work_PCK, self.entered_PKK, out=out_PCK)
+        torch.bmm(x_PCK, self.entered_PKK, out=out_PCK).mul_(self.entry_PC1).addcmul_(x_PCK, self.lam_P1K)
         torch.bmm(x_PCK, self.k_PKC, out=work_PCC).mul_(self.mask_PCC)
         return torch.baddbmm(out_PCK, work_PCC, self.k_PCK, out=out_PCK)
 
@@ -113,7 +111,7 @@ class _Iteration:
         self.taken_PC = torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device)
 
     def _make_buffers(self) -> None:
-        self.buffers = torch.empty_like(self.x), torch.empty_like(self.x), torch.empty_like(self.operator.mask_PCC)
+        self.buffers = torch.empty_like(self.x), torch.empty_like(self.operator.mask_PCC)
 
     @staticmethod
     def _dot(a: Tensor, b: Tensor) -> Tensor:
