@@ -47,6 +47,7 @@ def ours(mixer: str, *overrides: str) -> Pass:
         f"model.n_heads={HEADS}",
         f"model.mlp_width={MLP}",
         "model.tied=true",
+        "model.logit_cap=null",  # theirs have none
         f"data.seq_len={STEPS}",
     ]
     root = Path(__file__).resolve().parents[2]
