@@ -80,7 +80,6 @@ class LinearFrameConfig(MixerConfig):
                 raise ValueError(
                     f"{path}.{name}={getattr(self, name)}: times head_dim={self.head_dim} it must be a whole width >= 1"
                 )
-
         if self.positions == "rotary" and self.key_dim % 2:
             raise ValueError(
                 f"{path}.positions=rotary: turns pairs, so the key width, head_dim={self.head_dim} times "
