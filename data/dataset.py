@@ -36,6 +36,29 @@ class Batch(NamedTuple):
     """int64, evaluation only: the document of each target, counted over the split; -1 for padding."""
 
 
+class Score(Protocol):
+    """Adds up an evaluation, batch by batch, in any order."""
+
+    def add(self, batch: Batch, nats_BT: Any, correct_BT: Any) -> None:
+        """-log p of each target, and whether it was the likeliest; tensors or arrays, on any device."""
+
+    def metrics(self) -> dict[str, float]:
+        """The figures by name. Raises ValueError if nothing was scored."""
+
+    @property
+    def graded(self) -> int:
+        """Targets that were graded so far."""
+
+    def documents(self) -> dict[str, np.ndarray]:
+        """By name, one number for each document, for paired comparisons between runs."""
+
+    def totals(self) -> np.ndarray:
+        """All sums as one float64 vector: those of several processes may be added."""
+
+    def set_totals(self, totals: np.ndarray) -> None:
+        """Takes the sums that ``totals`` gave."""
+
+
 class Dataset(Protocol):
     """Can be pickled and forked; opens its files in each process anew."""
 
@@ -73,6 +96,9 @@ class Dataset(Protocol):
         ``max_tokens`` stops after the first so many positions (rounded down to whole windows, at least one).
         Raises ValueError for an unknown split or a number below 1.
         """
+
+    def new_score(self, split: str) -> Score:
+        """An empty one for the split."""
 
     def n_documents(self, split: str) -> int: ...
 

@@ -1,4 +1,4 @@
-"""Nats per token, perplexity and bits per byte, in total and per document."""
+"""Adding up an evaluation: nats per token, perplexity, bits per byte and accuracy, in total and per document."""
 
 from __future__ import annotations
 
@@ -18,39 +18,54 @@ def bits_per_byte(nats: float, n_bytes: float) -> float:
     return nats / (math.log(2) * n_bytes)
 
 
-class Score:
-    """Adds up an evaluation in float64, batch by batch, in any order.
+class TextScore:
+    """The ``data.dataset.Score`` of text, in float64.
 
-    Attributes: ``nats``, ``tokens``, ``bytes`` (totals over graded targets) and ``document_nats``, ``document_bytes``
-    ((n_documents,) float64 and int64), from which paired comparisons by document are made. Documents that were not
-    reached keep 0 bytes.
+    Attributes: ``nats``, ``tokens``, ``bytes``, ``correct`` (totals over graded targets) and ``document_nats``,
+    ``document_bytes`` ((n_documents,) float64 and int64). Documents that were not reached keep 0 bytes.
     """
 
     def __init__(self, n_documents: int, token_bytes: np.ndarray) -> None:
         """``token_bytes`` (vocab_size,): bytes that each token stands for, ``Tokenizer.token_bytes``."""
         self.token_bytes = token_bytes
-        self.tokens = 0
+        self.tokens = self.correct = 0
         self.document_nats = np.zeros(n_documents)
         self.document_bytes = np.zeros(n_documents, dtype=np.int64)
 
-    def add(self, nats_BT: Any, targets_BT: Any, document_BT: Any) -> None:
-        """Adds -log p of each target. All three are (B,T) tensors or arrays of any float or integer type, on any
-        device.
-
-        Positions whose target is -100 are left out, whatever their nats are.
-        """
-        targets = _array(targets_BT)
+    def add(self, batch: Any, nats_BT: Any, correct_BT: Any) -> None:
+        """Positions whose target is -100 are left out, whatever stands there."""
+        targets = _array(batch.targets_BT)
         graded = targets != -100
-        targets, document = targets[graded], _array(document_BT)[graded]
+        targets, document = targets[graded], _array(batch.document_BT)[graded]
         np.add.at(self.document_nats, document, _array(nats_BT)[graded].astype(np.float64))
         np.add.at(self.document_bytes, document, self.token_bytes[targets])
         self.tokens += len(targets)
+        self.correct += int(_array(correct_BT)[graded].sum())
 
-    def merge(self, other: Score) -> None:
-        """Adds what another process has scored of the same split."""
-        self.tokens += other.tokens
-        self.document_nats += other.document_nats
-        self.document_bytes += other.document_bytes
+    def metrics(self) -> dict[str, float]:
+        """``loss`` (nats per token), ``perplexity``, ``bits_per_byte`` and ``accuracy`` (share of tokens guessed)."""
+        return {
+            "loss": self.nats_per_token,
+            "perplexity": self.perplexity,
+            "bits_per_byte": self.bits_per_byte,
+            "accuracy": self.correct / self.tokens,
+        }
+
+    @property
+    def graded(self) -> int:
+        return self.tokens
+
+    def documents(self) -> dict[str, np.ndarray]:
+        """``nats`` and ``bytes``."""
+        return {"nats": self.document_nats, "bytes": self.document_bytes}
+
+    def totals(self) -> np.ndarray:
+        return np.concatenate([[self.tokens, self.correct], self.document_nats, self.document_bytes]).astype(np.float64)
+
+    def set_totals(self, totals: np.ndarray) -> None:
+        n = len(self.document_nats)
+        self.tokens, self.correct = int(totals[0]), int(totals[1])
+        self.document_nats, self.document_bytes = totals[2 : n + 2].copy(), totals[n + 2 :].astype(np.int64)
 
     @property
     def nats(self) -> float:

@@ -19,6 +19,7 @@ from numpy.lib.stride_tricks import as_strided
 from data.config import BpeConfig, BytesConfig, CorpusConfig
 from data.corpus import SPLITS
 from data.dataset import IGNORED, Batch
+from data.metrics import TextScore
 from data.prepare import MANIFEST, prepare
 from data.stream import Stream
 from data.tokenizers import Tokenizer, load_tokenizer
@@ -130,6 +131,9 @@ class PackedDataset:
 
     def n_documents(self, split: str) -> int:
         return self._split(split).n_documents
+
+    def new_score(self, split: str) -> TextScore:
+        return TextScore(self.n_documents(split), self.tokenizer.token_bytes)
 
     def document_bytes(self, split: str) -> np.ndarray:
         tokens, starts = self._split(split).files

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from omegaconf import MISSING
@@ -19,6 +19,14 @@ State = dict[str, Tensor]
 (positions); they live on the CPU, steer slices there and are not counted as state bytes."""
 
 
+class Memory(NamedTuple):
+    """What a two-pass model hands to the layers of its decoder: at each position, the memory of the token before."""
+
+    state_BTD: Tensor
+    key_BTHK: Tensor | None = None  # the model's projections of it, where all layers share them
+    value_BTHV: Tensor | None = None
+
+
 @dataclass(frozen=True)
 class Context:
     """What a mixer may need beside its input; the language model fills it in."""
@@ -26,8 +34,9 @@ class Context:
     positions: Tensor | None = None  # (T,) or (B, T) int64; None: counted from the state's length, or from 0
     segment_ids: Tensor | None = None  # (B, T) int64, non-decreasing: no information crosses a border
     donate_state: bool = False  # the passed-in state's buffers may be overwritten
-    memory: Tensor | None = None  # two-pass models: the memory that is injected
-    role: str | None = None  # two-pass models: which pass this is
+    memory: Memory | None = None  # two-pass models: what is injected; None: zeros
+    role: str | None = None  # two-pass models: which pass this is, prefiller or decoder (None)
+    subset: tuple[int, int] | None = None  # two-pass models: the rows are positions first, first + step, ... only
 
 
 NO_CONTEXT = Context()
@@ -42,6 +51,8 @@ class MixerConfig:
     n_heads: int = MISSING
     head_dim: int = MISSING
 
+    # The class of `models` that is built around the layers, as module:name.
+    model_class: ClassVar[str] = "models.lm:LanguageModel"
     # Fields that the contract tests set, where the defaults do not fit a tiny model.
     test_overrides: ClassVar[dict] = {}
 

@@ -35,6 +35,11 @@ class HybridConfig(MixerConfig):
                     f"{path}.pattern={self.pattern}: {name!r} is not one of the parts {', '.join(self.parts)}"
                 )
         for name, part in self.parts.items():
+            if part.model_class != self.model_class:
+                raise ValueError(
+                    f"{path}.parts.{name}.kind={part.kind}: {part.kind} is trained in two passes over all layers and "
+                    f"cannot be a part of a hybrid; use mixer={part.kind} alone"
+                )
             if part.d_model != self.d_model:
                 raise ValueError(
                     f"{path}.parts.{name}.d_model={part.d_model}: the residual stream has model.d_model={self.d_model}"

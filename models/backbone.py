@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -80,47 +80,96 @@ class Block(nn.Module):
         return x_BTD + self.dropout(self.mlp(self.mlp_norm(x_BTD)))
 
 
-class Backbone(nn.Module):
-    """Embedding, blocks and final norm: tokens (B, T) to features (B, T, D)."""
+class Trace(NamedTuple):
+    """What comes out of a stack of blocks."""
 
-    def __init__(self, config: Model, mixer: MixerConfig, vocab_size: int, activation_checkpointing: bool = False):
+    last_BTD: Tensor  # the residual stream after the last block, before any norm
+    source_BTD: Tensor | None  # the same after the block that was asked for
+    states: list[State] | None  # of each block, where states went in
+
+
+class Stack(nn.Module):
+    """Blocks and, where the model has them, the scalars that weigh the residual stream between them."""
+
+    def __init__(self, config: Model, mixer: MixerConfig, n_layers: int, activation_checkpointing: bool = False):
         super().__init__()
         self.config, self.recompute = config, activation_checkpointing
-        layers = range(config.n_layers)
-        self.embed = nn.Embedding(vocab_size, config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config, mixer.for_layer(i).build(i, config.n_layers)) for i in layers)
-        self.final_norm = make_norm(config) if config.final_norm else nn.Identity()
+        self.blocks = nn.ModuleList(
+            Block(config, mixer.for_layer(i).build(i, config.n_layers)) for i in range(n_layers)
+        )
         if config.residual_scalars:
-            self.keep_L = nn.Parameter(torch.empty(config.n_layers))  # weight of the residual stream before block l
-            self.input_L = nn.Parameter(torch.empty(config.n_layers))  # weight of the embedding before block l
+            self.keep_L = nn.Parameter(torch.empty(n_layers))  # weight of the residual stream before block l
+            self.input_L = nn.Parameter(torch.empty(n_layers))  # weight of the embedding before block l
 
     @property
     def layers(self) -> list[Block]:
         """The blocks, in order."""
         return cast(list[Block], list(self.blocks))
 
-    def forward(
-        self, tokens_BT: Tensor, states: list[State] | None, context: Context
-    ) -> tuple[Tensor, list[State] | None]:
-        """``states``: one of each block, or None in training; returned updated."""
+    def run(
+        self,
+        embedded_BTD: Tensor,
+        states: list[State] | None,
+        context: Context,
+        *,
+        scalars: tuple[Tensor, Tensor] | None = None,
+        memory_gain_L: Tensor | None = None,
+        source: int | None = None,
+        stop: int | None = None,
+    ) -> Trace:
+        """Through the blocks, up to block ``stop`` where it is given.
+
+        Args:
+            embedded_BTD: what enters the first block.
+            states: one of each block, or None in training.
+            context: for all mixers.
+            scalars: (keep_L, input_L) in place of the stack's own.
+            memory_gain_L: weights with which ``context.memory`` is added to the stream before each block.
+            source: also return the stream after this many blocks.
+        """
+        if scalars is None and self.config.residual_scalars:
+            scalars = self.keep_L, self.input_L
+        x_BTD, source_BTD = embedded_BTD, None
+        after: list[State] = []
+        for i, block in enumerate(self.layers[:stop]):
+            if scalars is not None:
+                x_BTD = scalars[0][i] * x_BTD + scalars[1][i] * embedded_BTD
+            if memory_gain_L is not None and context.memory is not None:
+                x_BTD = x_BTD + memory_gain_L[i] * context.memory.state_BTD
+            state = None if states is None else states[i]
+            if self.recompute and self.training and torch.is_grad_enabled():
+                x_BTD, state = checkpoint(block, x_BTD, state, context, use_reentrant=False)
+            else:
+                x_BTD, state = block(x_BTD, state, context)
+            if state is not None:
+                after.append(state)
+            if i + 1 == source:
+                source_BTD = x_BTD
+        return Trace(x_BTD, source_BTD, after if states is not None else None)
+
+
+class Backbone(Stack):
+    """Embedding, blocks and final norm: tokens (B, T) to features (B, T, D)."""
+
+    def __init__(self, config: Model, mixer: MixerConfig, vocab_size: int, activation_checkpointing: bool = False):
+        super().__init__(config, mixer, config.n_layers, activation_checkpointing)
+        self.embed = nn.Embedding(vocab_size, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.final_norm = make_norm(config) if config.final_norm else nn.Identity()
+
+    def embedded(self, tokens_BT: Tensor) -> Tensor:
+        """(B, T, D): what enters the first block."""
         config = self.config
         x_BTD = self.embed(tokens_BT)
         if config.embed_scale:
             x_BTD = x_BTD * config.d_model**0.5
         if config.embed_norm:
             x_BTD = F.rms_norm(x_BTD, (config.d_model,), eps=config.norm_eps)
-        x_BTD = embedded_BTD = self.dropout(x_BTD)
-        after: list[State] = []
-        for i, block in enumerate(self.layers):
-            if config.residual_scalars:
-                x_BTD = self.keep_L[i] * x_BTD + self.input_L[i] * embedded_BTD
-            if states is not None:
-                x_BTD, state = block(x_BTD, states[i], context)
-                assert state is not None
-                after.append(state)
-            elif self.recompute and self.training:
-                x_BTD, _ = checkpoint(block, x_BTD, None, context, use_reentrant=False)
-            else:
-                x_BTD, _ = block(x_BTD, None, context)
-        return self.final_norm(x_BTD), (after if states is not None else None)
+        return self.dropout(x_BTD)
+
+    def forward(
+        self, tokens_BT: Tensor, states: list[State] | None, context: Context
+    ) -> tuple[Tensor, list[State] | None]:
+        """``states``: one of each block, or None in training; returned updated."""
+        trace = self.run(self.embedded(tokens_BT), states, context)
+        return self.final_norm(trace.last_BTD), trace.states

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from data.dataset import Batch
-from mixers.base import Context
 from models.lm import LanguageModel
 
 POSITION_BINS = 4
@@ -22,6 +21,8 @@ def diagnose(model: LanguageModel, batch: Batch) -> dict[str, float]:
     ``state_norm``       Frobenius norm of the matrix state after the last token, mean over sequences
     ``effective_rank``   exp of the entropy of its singular values' shares
     ``cg_steps``         Mesa's solver: mean over tokens, and for each quarter of the positions
+    ``gate_local``       Maglev: mean gate of a token's own key and value, and
+    ``gate_memory``      of the memory's (1: neutral)
 
     Keys are ``diagnostics/<what>/layer<i>/head<h>``; a mixer that has no such thing has no such keys.
     """
@@ -33,10 +34,7 @@ def diagnose(model: LanguageModel, batch: Batch) -> dict[str, float]:
         for mixer in mixers:
             mixer.observed = {}
         tokens_BT = batch.inputs_BT
-        states = model.init_state(*tokens_BT.shape).layers
-        positions = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-        _, states_after = model.backbone(tokens_BT, states, Context(positions, batch.segment_ids_BT))
-        assert states_after is not None
+        states_after = model.states_after(tokens_BT, batch.segment_ids_BT)
         for i, (mixer, state) in enumerate(zip(mixers, states_after, strict=True)):
             assert mixer.observed is not None
             for name, by_head in _of_layer(mixer.observed, state).items():
@@ -61,6 +59,9 @@ def _of_layer(observed: dict[str, Tensor], state: dict[str, Tensor]) -> dict[str
         share = singular_BHR / singular_BHR.sum(-1, keepdim=True).clamp(min=1e-30)
         out["state_norm"] = singular_BHR.square().sum(-1).sqrt().mean(0)
         out["effective_rank"] = torch.special.entr(share).sum(-1).exp().mean(0)
+    for name in ("gate_local", "gate_memory"):
+        if name in observed:
+            out[name] = observed[name].float().mean((0, 1))
     if "cg_steps" in observed:
         steps_BTH = observed["cg_steps"].float()
         out["cg_steps"] = steps_BTH.mean((0, 1))

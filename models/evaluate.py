@@ -1,15 +1,17 @@
-"""Scoring a language model on a split: nats, bits per byte, in total and per document."""
+"""Scoring a language model on a split of a data set."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
-from data.dataset import Batch, Dataset
-from data.metrics import Score
+from data.dataset import Batch, Dataset, Score
 from models.lm import LanguageModel
+
+if TYPE_CHECKING:
+    from runs.schema import Trainer
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
@@ -31,6 +33,18 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     )
 
 
+def batch_size(trainer: Trainer, mode: str) -> int:
+    """Rows that are scored at once. Token by token there can be many: their logits never exist together, and the time of
+    a step hardly depends on their number."""
+    return trainer.recurrent_batch if mode == "recurrent" else trainer.eval_batch
+
+
+def by_mode(split: str, metrics: dict[str, float], mode: str, modes: tuple[str, ...]) -> dict[str, float]:
+    """``<split>/<metric>`` for the deployed mode, and ``<split>/<mode>/<metric>`` for each where there are several."""
+    named = {f"{split}/{mode}/{name}": value for name, value in metrics.items()} if modes != ("parallel",) else {}
+    return named | ({f"{split}/{name}": value for name, value in metrics.items()} if mode == modes[0] else {})
+
+
 @torch.no_grad()
 def score(
     model: LanguageModel,
@@ -41,35 +55,32 @@ def score(
     precision: str = "fp32",
     max_tokens: int | None = None,
     batches: Iterable[Batch] | None = None,
+    mode: str | None = None,
 ) -> Score:
     """Score ``split`` in windows of the training length, each token that is not BOS once.
 
-    The model's mode (train or eval) is kept. ``batches`` replaces the whole list, for one process of several.
+    The model's train or eval mode is kept. ``mode`` is one of ``model.modes``, by default the deployed one. ``batches``
+    replaces the whole list, for one process of several.
     """
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    total = Score(dataset.n_documents(split), dataset.tokenizer.token_bytes)
+    total = dataset.new_score(split)
     try:
         if batches is None:
             batches = dataset.eval_batches(split, batch_size, max_tokens)
         for batch in batches:
             with autocast(device, precision):
-                nats_BT = model.token_nats(to_device(batch, device))
-            total.add(nats_BT, batch.targets_BT, batch.document_BT)
+                graded = model.grade(to_device(batch, device), mode)
+            total.add(batch, graded.nats_BT, graded.correct_BT)
     finally:
         model.train(was_training)
     return total
 
 
 def reduce_score(total: Score, device: torch.device) -> Score:
-    """The sum over all processes."""
-    parts = np.concatenate([[total.tokens], total.document_nats, total.document_bytes])
-    tensor = torch.from_numpy(parts.astype(np.float64)).to(device)
-    torch.distributed.all_reduce(tensor)
-    summed = tensor.cpu().numpy()
-    n = len(total.document_nats)
-    out = Score(n, total.token_bytes)
-    out.tokens = int(summed[0])
-    out.document_nats, out.document_bytes = summed[1 : n + 1], summed[n + 1 :].astype(np.int64)
-    return out
+    """The sum over all processes, in place."""
+    totals = torch.from_numpy(total.totals()).to(device)
+    torch.distributed.all_reduce(totals)
+    total.set_totals(totals.cpu().numpy())
+    return total

@@ -42,7 +42,7 @@ def locate(module: Any, batch: Batch) -> str:
     try:
         module.reseed(0)
         with torch.no_grad(), module.trainer.precision_plugin.train_step_context():
-            module.model.loss(batch)
+            module.model.loss(batch, module.global_step)
     finally:
         for handle in handles:
             handle.remove()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from data.randomness import key
 from mixers.base import Mixer
 from mixers.parts import ResidualLinear
-from models.backbone import Backbone
+from models.backbone import Backbone, Stack
 from models.config import Model
 
 
@@ -42,24 +42,42 @@ def _draw(parameter: Tensor, config: Model, std: float, generator: torch.Generat
         parameter.normal_(0, 1, generator=generator).mul_(std)
 
 
+def _generator(seed: int, name: str) -> torch.Generator:
+    return torch.Generator().manual_seed(key("init", seed, name))
+
+
 @torch.no_grad()
-def initialise(backbone: Backbone, head: nn.Linear | None, seed: int) -> None:
-    """Draw all weights; a mixer's own ``init_parameters`` comes last and is never overwritten."""
-    config = backbone.config
-
-    def generator(name: str) -> torch.Generator:
-        return torch.Generator().manual_seed(key("init", seed, name))
-
-    for name, module in backbone.named_modules():
+def initialise_part(part: nn.Module, config: Model, seed: int, prefix: str = "") -> None:
+    """Draw a part of a model: linear maps, norms, residual scalars; last what a mixer draws itself (its
+    ``init_parameters``), which nothing overwrites. ``prefix`` stands before the names that seed the draws."""
+    for name, module in part.named_modules(prefix=prefix):
         if isinstance(module, nn.Linear):
             std = _linear_std(config, module.in_features)
             if isinstance(module, ResidualLinear):
                 std *= _residual_factor(config)
-            _draw(module.weight, config, std, generator(name))
+            _draw(module.weight, config, std, _generator(seed, name))
             if module.bias is not None:
                 module.bias.zero_()
         elif isinstance(module, nn.RMSNorm | nn.LayerNorm):
             module.reset_parameters()
+        elif isinstance(module, Stack) and config.residual_scalars:
+            module.keep_L.fill_(1.0)
+            module.input_L.fill_(initial_input_scalar(config))
+    for name, module in part.named_modules(prefix=prefix):
+        if isinstance(module, Mixer):
+            module.init_parameters(_generator(seed, f"{name}.own"))
+
+
+def initial_input_scalar(config: Model) -> float:
+    """What the weight of the embedding before each block starts from."""
+    return 0.1 if config.init == "nanochat" else 0.0
+
+
+@torch.no_grad()
+def initialise(backbone: Backbone, head: nn.Linear | None, seed: int) -> None:
+    """Draw all weights."""
+    config = backbone.config
+    initialise_part(backbone, config, seed)
     # The embedding: unit variance at the input, after its scale where it has one.
     std = {
         "fan_in": config.d_model**-0.5 if config.embed_scale or config.tied else 1.0,
@@ -67,13 +85,7 @@ def initialise(backbone: Backbone, head: nn.Linear | None, seed: int) -> None:
         "kaiming": 1.0,
         "nanochat": 1.0,
     }[config.init]
-    backbone.embed.weight.normal_(0, 1, generator=generator("embed")).mul_(std)
+    backbone.embed.weight.normal_(0, 1, generator=_generator(seed, "embed")).mul_(std)
     if head is not None:
         std = 0.001 if config.init == "nanochat" else _linear_std(config, config.d_model)
-        head.weight.normal_(0, 1, generator=generator("head")).mul_(std)
-    if config.residual_scalars:
-        backbone.keep_L.fill_(1.0)
-        backbone.input_L.fill_(0.1 if config.init == "nanochat" else 0.0)
-    for name, module in backbone.named_modules():
-        if isinstance(module, Mixer):
-            module.init_parameters(generator(f"{name}.own"))
+        head.weight.normal_(0, 1, generator=_generator(seed, "head")).mul_(std)

@@ -45,7 +45,7 @@ class TrainingModule(L.LightningModule):
     def __init__(self, model: LanguageModel, config: Config, dataset: Dataset):
         super().__init__()
         self.model, self.config, self.dataset = model, config, dataset
-        self.step_loss: Tensor = torch.zeros(())  # nats per token of this process's rows so far, in this step
+        self.step_loss: Tensor = torch.zeros(())  # what is minimised, of this process's rows so far, in this step
         self.step_terms: dict[str, Tensor] = {}
         self.grad_norm: Tensor = torch.zeros(())
 
@@ -53,7 +53,7 @@ class TrainingModule(L.LightningModule):
         micro = batch_index % self.config.accumulate
         self._batch = batch
         self.reseed(micro)
-        loss, terms = self.model.loss(batch)
+        loss, terms = self.model.loss(batch, self.global_step)
         if micro == 0:
             self.step_loss, self.step_terms = loss.detach(), terms
         else:

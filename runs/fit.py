@@ -58,7 +58,7 @@ def fit(
     logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     if config.trainer.compile:
-        for block in model.backbone.blocks:
+        for block in model.all_blocks:
             block.compile()  # in place: the names of the weights stay as they are
     step_end = StepEnd(config, me.run_id, folder, sink, me.folder)
     callbacks: list[Any] = [step_end]

@@ -25,6 +25,7 @@ from runs.validate import ConfigError, validate
 
 log = logging.getLogger(__name__)
 
+DRIFT_LENGTH, DRIFT_ROWS = 4, 16  # the memory's drift is followed to so many training lengths, in so many sequences
 STOPPED = 75  # exit code of a run that a signal stopped: start it again and it goes on
 
 
@@ -175,7 +176,6 @@ def _command() -> str:
 
 
 def _train_and_test(config: Config, me: ids.Identity, folder: RunFolder, checkpoint: Path | None, sink: Any) -> dict:
-    from models.evaluate import score
     from models.lm import build_model
     from runs.checkpoints import LAST
     from runs.fit import fit
@@ -199,7 +199,8 @@ def _train_and_test(config: Config, me: ids.Identity, folder: RunFolder, checkpo
             "fingerprint": dataset.fingerprint,
             "train_tokens": dataset.n_train_tokens,
             "vocab_size": dataset.vocab_size,
-            "epochs": round(tokens / dataset.n_train_tokens, 3),
+            # A task makes new examples as long as it is asked.
+            "epochs": round(tokens / dataset.n_train_tokens, 3) if dataset.n_train_tokens else None,
         },
         counts={**counts, "tokens": tokens, "train_flops": counts["train_flops_per_token"] * tokens},
     )
@@ -217,37 +218,57 @@ def _train_and_test(config: Config, me: ids.Identity, folder: RunFolder, checkpo
     weights = _hash_weights(model.state_dict())
     if config.trainer.accelerator == "gpu":
         model.cuda()
-    begin = time.perf_counter()
-    total = score(
-        model,
-        dataset,
-        "test",
-        batch_size=config.trainer.eval_batch,
-        precision=config.precision,
-        max_tokens=config.evaluation.test_tokens,
-    )
-    log.info("%s: scored %s test tokens in %.1f s", me.name, f"{total.tokens:,}", time.perf_counter() - begin)
+    tested, scoring = _test(config, model, dataset, me, folder)
     training = [row for row in folder.rows() if "train/loss" in row]
     validation = [row for row in folder.rows() if "val/loss" in row]
     seconds = training[-1]["seconds"]
-    metrics = {
-        "test/loss": total.nats_per_token,
-        "test/perplexity": total.perplexity,
-        "test/bits_per_byte": total.bits_per_byte,
-        "val/loss": validation[-1]["val/loss"],
-        "val/bits_per_byte": validation[-1]["val/bits_per_byte"],
+    metrics = tested | {
+        **{key: value for key, value in validation[-1].items() if key.startswith("val/")},
         "train/loss": training[-1]["train/loss"],
         "train/spikes": training[-1]["train/spikes"],
         "train/diverged": float(_diverged(training)),
     }
-    _save_documents(folder.path / "test_documents.npz", total)
     folder.set_record(
         metrics=metrics,
-        timing={"seconds": seconds, "tokens_per_s": round(tokens / max(step_end.seconds or seconds, 1e-9), 1)},
+        mode=model.modes[0],
+        timing={
+            "seconds": seconds,
+            "tokens_per_s": round(tokens / max(step_end.seconds or seconds, 1e-9), 1),
+            **scoring,
+        },
         weights=weights,
         finished=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     )
     return metrics
+
+
+def _test(config: Config, model: Any, dataset: Any, me: ids.Identity, folder: RunFolder) -> tuple[dict, dict]:
+    """The test split in each of the model's modes: metrics, and how many tokens a second were scored."""
+    from models.drift import drift, long_sequences
+    from models.evaluate import autocast, batch_size, by_mode, score
+    from models.two_pass import TwoPassModel
+
+    metrics: dict[str, float] = {}
+    speed: dict[str, float] = {}
+    limit = config.evaluation.test_tokens
+    for mode in reversed(model.modes):  # the deployed one last, so that its documents stay in the file
+        begin, rows = time.perf_counter(), batch_size(config.trainer, mode)
+        total = score(model, dataset, "test", batch_size=rows, precision=config.precision, max_tokens=limit, mode=mode)
+        seconds = time.perf_counter() - begin
+        speed[f"scoring_{mode}_tokens_per_s"] = round(total.graded / seconds, 1)
+        log.info("%s: scored %s test tokens in %.1f s (%s)", me.name, f"{total.graded:,}", seconds, mode)
+        metrics |= by_mode("test", total.metrics(), mode, model.modes)
+        _save_documents(folder.path / "test_documents.npz", total.documents())
+    if isinstance(model, TwoPassModel) and len(model.modes) > 1:
+        tokens_BT = long_sequences(
+            dataset.eval_batches("test", config.trainer.eval_batch, None), DRIFT_LENGTH * dataset.seq_len, DRIFT_ROWS
+        )
+        if tokens_BT is not None:
+            device = next(model.parameters()).device
+            with autocast(device, config.precision):
+                found = drift(model, tokens_BT.to(device))
+            folder.set_record(drift={**found.plain(), "train_length": dataset.seq_len, "rows": len(tokens_BT)})
+    return metrics, speed
 
 
 def _diverged(rows: list[dict[str, Any]]) -> bool:
@@ -256,12 +277,12 @@ def _diverged(rows: list[dict[str, Any]]) -> bool:
     return losses[-1] > min(losses) + 0.5
 
 
-def _save_documents(path: Path, total: Any) -> None:
-    """Nats and bytes of each test document, for paired comparisons between runs."""
+def _save_documents(path: Path, documents: dict[str, Any]) -> None:
+    """Sums over each test document, for paired comparisons between runs."""
     import numpy as np
 
     temporary = path.with_suffix(".tmp.npz")
-    np.savez(temporary, nats=total.document_nats, bytes=total.document_bytes)
+    np.savez(temporary, **documents)
     os.replace(temporary, path)
 
 

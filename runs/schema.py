@@ -39,6 +39,7 @@ class Trainer:
     strategy: str = "auto"
     micro_batch: int | None = None
     eval_batch: int = 32
+    recurrent_batch: int = 256
     threads: int | None = None
     compile: bool = False
     activation_checkpointing: bool = False
@@ -57,6 +58,7 @@ class Trainer:
             "nodes",
             "micro_batch",
             "eval_batch",
+            "recurrent_batch",
             "threads",
             "loss_chunk",
             "log_every",

@@ -19,12 +19,14 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import FSDPStrategy
 
-from data.dataset import Batch
+from data.dataset import Batch, Score
 from models.diagnostics import diagnose
-from models.evaluate import autocast, reduce_score, score, to_device
+from models.drift import drift
+from models.evaluate import autocast, batch_size, by_mode, reduce_score, score, to_device
 from models.guard import Spikes
 from models.module import TrainingModule
 from models.optim import learning_rate
+from models.two_pass import TwoPassModel
 from runs.checkpoints import LAST
 from runs.folder import RunFolder
 from runs.schema import Config
@@ -60,7 +62,8 @@ class StepEnd(Callback):
         self.checkpoint = str(path / "checkpoints" / LAST)
         self.spikes = Spikes()
         self.seconds = 0.0  # spent in training steps, over all attempts; validation and saving are not in it
-        self.loss_sum, self.loss_steps = torch.zeros(()), 0  # since the last row
+        self.sums: dict[str, torch.Tensor] = {}  # of the loss's terms, over the steps since the last row
+        self.summed = 0
         self.flag: str | None = None
         self._clock = 0.0
         self._saved = -1
@@ -98,9 +101,10 @@ class StepEnd(Callback):
         if (batch_idx + 1) % self.config.accumulate:
             return
         step, last = trainer.global_step, trainer.global_step == self.config.steps
-        loss = self._mean_over_processes(trainer, pl_module.step_loss)
-        self.spikes.add(loss)
-        self.loss_sum, self.loss_steps = self.loss_sum.to(loss.device) + loss, self.loss_steps + 1
+        terms = self._over_processes(trainer, {"objective": pl_module.step_loss, **pl_module.step_terms})
+        self.spikes.add(terms["cross_entropy"])
+        self.sums = {name: value + self.sums.get(name, 0.0) for name, value in terms.items()}
+        self.summed += 1
         self._tick()
         if last or step % self.config.trainer.log_every == 0:
             self._log_training(trainer, pl_module, step)
@@ -122,12 +126,13 @@ class StepEnd(Callback):
         self._clock = now
 
     @staticmethod
-    def _mean_over_processes(trainer: L.Trainer, loss: torch.Tensor) -> torch.Tensor:
-        """The global batch's nats per token: the processes' shares add up."""
-        if trainer.world_size > 1:
-            loss = loss.clone()
-            torch.distributed.all_reduce(loss)
-        return loss
+    def _over_processes(trainer: L.Trainer, terms: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The global batch's means: the processes' shares add up."""
+        if trainer.world_size == 1:
+            return terms
+        values = torch.stack([value.float() for value in terms.values()])
+        torch.distributed.all_reduce(values)
+        return dict(zip(terms, values, strict=True))
 
     def _agree(self, device: torch.device) -> str | None:
         """All processes stop at the same step, or the others would wait for ever in the next reduction."""
@@ -146,18 +151,19 @@ class StepEnd(Callback):
         since_step, since_seconds = self._window
         rate = (step - since_step) * self.config.tokens_per_step / max(self.seconds - since_seconds, 1e-9)
         self._window = (step, self.seconds)
+        means = {name: float(value) / self.summed for name, value in self.sums.items()}
         values = {
-            "train/loss": float(self.loss_sum) / self.loss_steps,
+            # The cross-entropy, for every mixer alike; what is minimised may hold other terms beside it.
+            "train/loss": means.pop("cross_entropy"),
             "train/grad_norm": float(module.grad_norm),
             "train/learning_rate": self.config.optimizer.lr * self._share(step),
             "train/spikes": int(self.spikes.count),
             "seconds": round(self.seconds, 3),
             "tokens_per_s": round(rate, 1),
         }
-        for name, term in module.step_terms.items():
-            if len(module.step_terms) > 1:
-                values[f"train/{name}"] = float(term)
-        self.loss_sum, self.loss_steps = torch.zeros(()), 0
+        if len(means) > 1:
+            values |= {f"train/{name}": value for name, value in means.items()}
+        self.sums, self.summed = {}, 0
         self._row(step, values)
 
     def _share(self, step: int) -> float:
@@ -166,20 +172,37 @@ class StepEnd(Callback):
         return learning_rate(self.config.schedule, step - 1, self.config.steps)
 
     def _validate(self, trainer: L.Trainer, module: TrainingModule, step: int) -> None:
-        rows, settings = self.config.trainer.eval_batch, self.config.evaluation
-        batches = module.dataset.eval_batches("val", rows, settings.val_tokens)
-        if trainer.world_size > 1:
-            batches = itertools.islice(batches, trainer.global_rank, None, trainer.world_size)
-        with _whole_weights(trainer):
-            total = score(
-                module.model, module.dataset, "val", batch_size=rows, precision=self.config.precision, batches=batches
-            )
-        if trainer.world_size > 1:
-            total = reduce_score(total, module.device)
-        row = {"val/loss": total.nats_per_token, "val/bits_per_byte": total.bits_per_byte}
+        row: dict[str, float] = {}
+        for mode in module.model.modes:
+            with _whole_weights(trainer):
+                total = self._score(trainer, module, mode)
+            row |= by_mode("val", total.metrics(), mode, module.model.modes)
+        if len(module.model.modes) > 1:
+            with _whole_weights(trainer), autocast(module.device, self.config.precision):
+                row |= self._drift(module)
         if self.config.logger.diagnostics:
             row |= self._diagnostics(trainer, module)
         self._row(step, row)
+
+    def _score(self, trainer: L.Trainer, module: TrainingModule, mode: str) -> Score:
+        rows = batch_size(self.config.trainer, mode)
+        batches = module.dataset.eval_batches("val", rows, self.config.evaluation.val_tokens)
+        if trainer.world_size > 1:
+            batches = itertools.islice(batches, trainer.global_rank, None, trainer.world_size)
+        precision = self.config.precision
+        total = score(
+            module.model, module.dataset, "val", batch_size=rows, precision=precision, batches=batches, mode=mode
+        )
+        return reduce_score(total, module.device) if trainer.world_size > 1 else total
+
+    def _drift(self, module: TrainingModule) -> dict[str, float]:
+        """Distance of the two passes' memories and of the recurrence's, by position, in a few validation windows."""
+        assert isinstance(module.model, TwoPassModel)
+        batch = next(iter(module.dataset.eval_batches("val", DIAGNOSED, None)))
+        found = drift(module.model, batch.inputs_BT.to(module.device))
+        return {
+            f"val/{name}/{where}": value for name, values in found.named().items() for where, value in values.items()
+        }
 
     def _diagnostics(self, trainer: L.Trainer, module: TrainingModule) -> dict[str, float]:
         """Of a few validation windows, the same ones each time."""
@@ -205,12 +228,11 @@ class StepEnd(Callback):
     def state_dict(self) -> dict[str, Any]:
         return {
             "seconds": self.seconds,
-            "loss_sum": self.loss_sum.cpu(),
-            "loss_steps": self.loss_steps,
+            "sums": {name: value.cpu() for name, value in self.sums.items()},
+            "summed": self.summed,
             "spikes": self.spikes.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.seconds, self.loss_sum = state_dict["seconds"], state_dict["loss_sum"]
-        self.loss_steps = state_dict["loss_steps"]
+        self.seconds, self.sums, self.summed = state_dict["seconds"], state_dict["sums"], state_dict["summed"]
         self.spikes.load_state_dict(state_dict["spikes"])

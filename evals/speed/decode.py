@@ -29,6 +29,7 @@ MIXERS = [
     "toeplitz",
     "hawk",
     "mesa",
+    "maglev",
 ]
 
 
@@ -64,10 +65,7 @@ def rows(repeats: int, only: str) -> Iterator[DecodeRow]:
             config = validate(compose("config", overrides=[f"mixer={name}", "logger=none", *size]))
         model = build_model(config, 4096).eval()
         ms = [_one(model, position, 32 * repeats) for position in POSITIONS]
-        kept = [
-            sum(block.mixer.state_bytes(position, torch.float32) for block in model.backbone.layers)
-            for position in POSITIONS
-        ]
+        kept = [model.counts(position)["state_bytes"] for position in POSITIONS]
         yield DecodeRow(name, list(POSITIONS), ms, kept)
 
 

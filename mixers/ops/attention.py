@@ -50,6 +50,14 @@ def init_attention_state(
     }
 
 
+def restart_attention(state: dict[str, Tensor], rows_B: Tensor) -> dict[str, Tensor]:
+    """The state of rows that begin a new document where ``rows_B`` (bool, CPU) says so: they see no earlier key.
+
+    For callers that go on token by token; within one call ``segment_ids`` say the same.
+    """
+    return {**state, "start": torch.where(rows_B, state["length"], state["start"])}
+
+
 def attention(
     q: Tensor,
     k: Tensor,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runs.folder import write_atomic
+from sweeps.reports.budget import plain
 from sweeps.reports.collect import compact, compact_folder
 from sweeps.reports.compare import Comparison, Estimate
 from sweeps.reports.table import Board, Row
@@ -22,7 +23,8 @@ def report_json(board: Board, command: str) -> dict[str, Any]:
         "lower_is_better": board.lower_is_better,
         "reference": board.reference,
         "comparison_key": board.proof.comparison_key,
-        "rows": [_row(row, board) for row in board.rows],
+        "rows": [one for row in board.rows for one in (_row(row, board), *_other_rows(row, board))],
+        "equal_flops": plain(board.equal_flops),
         "yardstick": None
         if board.bar is None
         else {
@@ -71,6 +73,7 @@ def _row(row: Row, board: Board) -> dict[str, Any]:
         "params": row.count("params"),
         "params_non_embedding": row.count("params_non_embedding"),
         "flops_per_token": row.count("flops_per_token"),
+        "tokens": row.count("tokens"),
         "train_flops": row.count("train_flops"),
         "state_bytes": row.count("state_bytes"),
         "tokens_per_s": row.tokens_per_s,
@@ -81,6 +84,25 @@ def _row(row: Row, board: Board) -> dict[str, Any]:
         "diverged": row.diverged,
         "accessories": runs[0].record.get("accessories", {}),
     }
+
+
+def _other_rows(row: Row, board: Board) -> list[dict[str, Any]]:
+    """The same runs in another mode: without a rank."""
+    return [
+        {
+            "rank": None,
+            "mixer": row.label,
+            "mode": other.mode,
+            "metric": board.metric,
+            "unit": board.unit,
+            "n": other.estimate.n,
+            "mean": other.estimate.mean,
+            "ci95": other.estimate.ci95,
+            "interval_over": other.estimate.over,
+            "minus_deployed": None if other.gap is None else {"mean": other.gap.mean, "ci95": other.gap.ci95},
+        }
+        for other in row.others
+    ]
 
 
 def _difference(c: Comparison | None) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from html import escape
 from sweeps.reports.compare import Comparison, Estimate
 from sweeps.reports.format import si
 from sweeps.reports.style import Look
-from sweeps.reports.table import Bar, Board, Row
+from sweeps.reports.table import Bar, Board, OtherMode, Row
 from sweeps.reports.terminal import decimals, interval
 
 WIDTH, HEIGHT = 230, 26
@@ -49,7 +49,11 @@ def scale_of(board: Board) -> Scale:
 def leaderboard(board: Board, style: Mapping[str, Look]) -> str:
     """The section."""
     digits, scale = decimals(board), scale_of(board)
-    rows = [_row(row, board, style[row.label], scale, digits) for row in board.rows]
+    rows = [
+        _row(row, board, style[row.label], scale, digits)
+        + "".join(_other_row(other, style[row.label], scale, digits) for other in row.others)
+        for row in board.rows
+    ]
     if board.bar is not None:
         sign = 1 if board.lower_is_better else -1
         place = sum(sign * row.estimate.mean < sign * board.bar.value for row in board.rows)
@@ -65,7 +69,7 @@ def leaderboard(board: Board, style: Mapping[str, Look]) -> str:
             ("n", "n"),
             ("", f"minus {escape(board.reference)}<br>[interval]"),
             ("n", "parameters<br>w/o embedding"),
-            ("n", "train FLOPs<br>per token"),
+            ("n", "trained on<br>tokens, FLOPs"),
             ("n", "state"),
             ("n", "tokens/s<br>here"),
         )
@@ -75,13 +79,18 @@ def leaderboard(board: Board, style: Mapping[str, Look]) -> str:
         f"<code>{escape(board.metric)}</code>, chosen on validation and read once from the test split. {direction} "
         f"The fine upright line is {escape(board.reference)}, the reference."
     )
+    if any(row.others for row in board.rows):
+        note += (
+            " A two-pass model is ranked by what is deployed, its own memory fed back; teacher-forced, under it, is what the "
+            "same weights do with a memory that deployment does not have."
+        )
     hardware = next(iter(board.distinct("hardware"))) or {}
     where = hardware.get("gpu") or f"{hardware.get('cpu') or 'a CPU'} ({hardware.get('threads', '?')} threads)"
     forms = "PyTorch forms" if not hardware.get("gpu") else "kernels"
     costs = (
         f'<p class="caption">Tokens per second: training, median over runs, measured on {escape(where)} with this '
         f"project's {forms}. They say little about other hardware. State: what must be kept to go on after one "
-        "training window, for one sequence in float32.</p>"
+        "training window, for one sequence in float32. FLOPs: of all training, forward and backward.</p>"
     )
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     return f'<section><h2>Leaderboard</h2><p class="note">{note}</p><div class="scroll">{table}</div>{costs}</section>'
@@ -103,12 +112,26 @@ def _row(row: Row, board: Board, look: Look, scale: Scale, digits: int) -> str:
         ("n", str(e.n)),
         ("", _difference(row.comparison, digits, mixed)),
         ("n", si(row.count("params_non_embedding"))),
-        ("n", si(row.count("train_flops_per_token"))),
+        ("n", f"{si(row.count('tokens'))}<small>{si(row.count('train_flops'))}</small>"),
         ("n", si(row.count("state_bytes"), "B", 1024)),
         ("n", rate),
     )
     inner = "".join(f'<td class="{css}">{text}</td>' for css, text in cells)
     return f'<tr style="--c:var({look.css})">{inner}</tr>'
+
+
+def _other_row(other: OtherMode, look: Look, scale: Scale, digits: int) -> str:
+    """Under its own row, without a rank: a number that the deployed model does not have."""
+    gap = ""
+    if other.gap is not None:
+        gap = f"<small>{interval(other.gap, digits, sign=True)} to deployed</small>"
+    e = other.estimate
+    low_high = "" if e.low is None or e.high is None else f"<small>[{e.low:.{digits}f}, {e.high:.{digits}f}]</small>"
+    return (
+        f'<tr class="other" style="--c:var({look.css})"><td></td><td class="other">{escape(other.mode)}</td>'
+        f"<td>{forest(e, scale, look, None, None)}</td><td>{e.mean:.{digits}f}{low_high}</td>"
+        f'<td class="n">{e.n}</td><td>{gap}</td><td colspan="4"></td></tr>'
+    )
 
 
 def _difference(c: Comparison | None, digits: int, mixed: bool) -> str:
@@ -134,10 +157,11 @@ def _bar_row(bar: Bar, scale: Scale, digits: int) -> str:
     )
 
 
-def forest(e: Estimate, scale: Scale, look: Look, reference: float, bar: Bar | None) -> str:
+def forest(e: Estimate, scale: Scale, look: Look, reference: float | None, bar: Bar | None) -> str:
     """Mean and interval on the common scale; an arrow's head means that the interval goes on."""
     middle, colour, parts = HEIGHT / 2, f"var({look.css})", []
-    parts.append(_upright(scale.clipped(reference), 'stroke="var(--rule)"'))
+    if reference is not None:
+        parts.append(_upright(scale.clipped(reference), 'stroke="var(--rule)"'))
     if bar is not None and scale.holds(bar.value):
         parts.append(_upright(scale(bar.value), 'stroke="var(--muted)" stroke-dasharray="3 2.5" opacity=".45"'))
     if e.low is not None and e.high is not None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from sweeps.reports import budget
 from sweeps.reports.compare import ONE_SEED
 from sweeps.reports.format import duration, si
 from sweeps.reports.leaderboard import leaderboard
@@ -28,6 +29,7 @@ def page(board: Board, content: dict[str, Any], figures: Sequence[Picture]) -> s
         leaderboard(board, style),
         _warnings(board),
         _figures(figures),
+        budget.section(board.equal_flops, board.reference, board.unit, decimals(board), style, board.lower_is_better),
         tuning(board, style),
         accessories(board, style),
         proof(board, style),
@@ -133,9 +135,11 @@ def _figures(figures: Sequence[Picture]) -> str:
     by_name = {figure.name: _figure(figure) for figure in figures}
     small = "".join(by_name.pop(name) for name in SMALL if name in by_name)
     state = by_name.pop("quality_state", "")
+    memory = by_name.pop("drift", "")
     curves = "".join(by_name.values()) + (f'<div class="pair">{small}</div>' if small else "")
     learning = f"<section><h2>How they learn</h2>{curves}</section>" if curves else ""
-    return learning + (f"<section><h2>What they keep</h2>{state}</section>" if state else "")
+    kept = f"<section><h2>What they keep</h2>{state}</section>" if state else ""
+    return learning + kept + (f"<section><h2>Where the recurrence goes</h2>{memory}</section>" if memory else "")
 
 
 def _figure(figure: Picture) -> str:

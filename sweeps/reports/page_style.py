@@ -49,6 +49,9 @@ td.wrap{white-space:normal;min-width:9em}
  padding:.05em .55em;margin-left:.5em;font-weight:400}
 .verdict{font-weight:600}
 .better{color:var(--good)}.worse{color:var(--bad)}.open{color:var(--muted);font-weight:400}
+tr.other td{color:var(--muted);padding-top:0}
+tr.other svg{opacity:.55}
+td.other{padding-left:1.3em}
 tr.bar td{color:var(--muted);border-bottom-style:dashed;border-top:1px dashed var(--rule)}
 svg.forest{display:block;margin-right:14px;width:230px;height:26px;overflow:visible}
 svg.scale{height:18px}

@@ -99,7 +99,8 @@ def pictures(board: Board) -> list[Picture]:
         if picture is not None:
             out.append(picture)
     out.append(_against_state(board, style))
-    return out
+    drift = _drift(board, style)
+    return out if drift is None else [*out, drift]
 
 
 def _curves(board: Board, axis: str, style: dict[str, Look]) -> Picture | None:
@@ -193,6 +194,46 @@ def _against_state(board: Board, style: dict[str, Look]) -> Picture:
             "cut off where they leave the figure."
         )
         return _save(canvas, "quality_state", "Quality against state", caption, style)
+
+
+def _drift(board: Board, style: dict[str, Look]) -> Picture | None:
+    """Two-pass models: how far the decoder's memory is from the prefiller's, fed the prefiller's or its own."""
+    rows = [row for row in board.rows if all("drift" in run.record for run in row.entry.runs)]
+    if not rows:
+        return None
+    with theme():
+        canvas, axes = figure(10.4, 4.1, right=0.82)
+        ends = []
+        for row in rows:
+            look, records = style[row.label], [run.record["drift"] for run in row.entry.runs]
+            edges = np.array(records[0]["edges"], dtype=float)
+            middles = np.sqrt(np.maximum(edges[:-1], 1) * edges[1:])
+            for name, dashes in (("recurrent", (1, 0)), ("teacher_forced", (3, 2))):
+                curves = np.array([record[name] for record in records])
+                axes.plot(middles, curves.mean(0), color=look.light, linewidth=1.8, dashes=dashes)
+                if name == "recurrent":
+                    axes.fill_between(middles, curves.min(0), curves.max(0), color=look.light, alpha=0.16, linewidth=0)
+                    ends.append((row.label, middles[-1], float(curves.mean(0)[-1]), look))
+        length = rows[0].entry.runs[0].record["drift"]["train_length"]
+        axes.axvline(length, color=MUTED, linewidth=1.1, dashes=(4, 3))
+        axes.annotate(
+            "training length", (length, 1), xycoords=("data", "axes fraction"), xytext=(4, -10),
+            textcoords="offset points", color=MUTED, fontsize=8.5,
+        )  # fmt: skip
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.minorticks_off()
+        grid(axes)
+        axes.set_xlabel("position in the text, tokens")
+        axes.set_title("distance from the prefiller's memory, RMS (of at most 2)", loc="left")
+        label_ends(canvas, axes, ends)
+        caption = (
+            "Solid: the memory that the deployed decoder feeds itself. Dashed: the decoder's memory when it is fed the "
+            "prefiller's, as in training. Mean over seeds; the band spans all of them."
+        )
+        return _save(canvas, "drift", "Drift of the memory", caption, style)
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------

@@ -12,8 +12,18 @@ import numpy as np
 
 from evals.ngram import Yardstick, yardstick
 from runs.identity import canonical
+from sweeps.reports.budget import EqualFlops, line_up
 from sweeps.reports.collect import CollectError, Run
-from sweeps.reports.compare import ALPHA, Comparison, Estimate, compare, compare_fixed, decide, estimate
+from sweeps.reports.compare import (
+    ALPHA,
+    Comparison,
+    Estimate,
+    compare,
+    compare_fixed,
+    decide,
+    estimate,
+    over_seeds,
+)
 from sweeps.reports.gate import Proof, gate
 from sweeps.reports.tuning import Entry, StudyRecord, entries, lower_is_better, tuning_warnings, unfinished
 
@@ -25,6 +35,19 @@ MODE = "parallel"
 """How a run's figures are computed where its record does not say: one pass over whole windows."""
 
 
+FLOP_SLACK = 0.1
+"""The same for training FLOPs per token, of which mixers take different amounts by their nature."""
+
+
+@dataclass(frozen=True)
+class OtherMode:
+    """The same runs measured in a way in which they are not deployed: shown, never ranked."""
+
+    mode: str
+    estimate: Estimate
+    gap: Estimate | None  # minus the deployed number of the same run; None with one run
+
+
 @dataclass(frozen=True)
 class Row:
     """A mixer in the leaderboard."""
@@ -33,6 +56,7 @@ class Row:
     entry: Entry
     mode: str
     estimate: Estimate
+    others: list[OtherMode]
     comparison: Comparison | None  # None: this is the reference
     yardstick: Comparison | None  # None: there is no yardstick
 
@@ -95,6 +119,7 @@ class Board:
     bar: Bar | None
     warnings: list[str]
     unfinished: list[tuple[str, str, str]]
+    equal_flops: EqualFlops | None
     all_runs: list[Run] = field(repr=False)
 
     @property
@@ -167,7 +192,8 @@ def build(
             Row(
                 rank=rank,
                 entry=row,
-                mode=row.runs[0].record.get("mode", MODE),
+                mode=_mode(row),
+                others=_other_modes(row, metric),
                 estimate=estimates[row.label],
                 comparison=decided.get(row.label),
                 yardstick=against_bar.get(row.label),
@@ -185,6 +211,7 @@ def build(
             *doubts,
         ],
         unfinished=unfinished(runs, study, rows),
+        equal_flops=line_up(rows, chosen, metric.replace("test/", "val/", 1)),
         all_runs=list(runs),
     )
 
@@ -195,6 +222,32 @@ def _how(runs: Sequence[Run]) -> str:
         states[run.state] = states.get(run.state, 0) + 1
     listed = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     return f"there are {listed or 'none'}. The same command that began them continues them"
+
+
+def _mode(row: Entry) -> str:
+    return row.runs[0].record.get("mode", MODE)
+
+
+def _other_modes(row: Entry, metric: str) -> list[OtherMode]:
+    """What runs that can be measured in several modes have beside the deployed one: ``test/<mode>/<metric>``."""
+    split, _, name = metric.partition("/")
+    out = []
+    for key in row.runs[0].metrics:
+        first, _, rest = key.partition("/")
+        mode, _, last = rest.partition("/")
+        if first != split or last != name or mode == _mode(row) or any(key not in run.metrics for run in row.runs):
+            continue
+        gaps = [run.metrics[key] - run.metrics[metric] for run in row.runs]
+        values = [run.metrics[key] for run in row.runs]
+        single = Estimate(values[0], None, None, 1, "none")
+        out.append(
+            OtherMode(
+                mode.replace("_", "-"),
+                over_seeds(values) if len(values) > 1 else single,
+                over_seeds(gaps) if len(gaps) > 1 else None,
+            )
+        )
+    return out
 
 
 def _refuse_twins(row: Entry) -> None:
@@ -255,13 +308,17 @@ def _seed_warnings(rows: Sequence[Entry]) -> list[str]:
 
 
 def _budget_warnings(rows: Sequence[Entry], reference: str) -> list[str]:
-    """Parameters that are not equal are a difference beside the mixer."""
+    """Parameters and arithmetic that are not equal are differences beside the mixer."""
     counts = {row.label: row.runs[0].counts["params_non_embedding"] for row in rows}
     base = counts[reference]
     off = [
         f"{label} {100 * (n / base - 1):+.1f} %" for label, n in counts.items() if abs(n / base - 1) > PARAMETER_SLACK
     ]
-    return [f"parameters without embeddings differ from {reference}'s: {', '.join(off)}"] if off else []
+    out = [f"parameters without embeddings differ from {reference}'s: {', '.join(off)}"] if off else []
+    flops = {row.label: row.runs[0].counts["train_flops"] for row in rows}
+    base = flops[reference]
+    off = [f"{label} {100 * (n / base - 1):+.0f} %" for label, n in flops.items() if abs(n / base - 1) > FLOP_SLACK]
+    return [*out, f"training FLOPs differ from {reference}'s by more than a tenth: {', '.join(off)}"] if off else out
 
 
 def _training_warnings(rows: Sequence[Entry]) -> list[str]:

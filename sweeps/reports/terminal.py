@@ -60,6 +60,9 @@ def show(board: Board, folder: Path, console: Console | None = None) -> None:
     digits = decimals(board)
     for row in board.rows:
         table.add_row(*_cells(row, digits)[: 5 + len(costs)])
+        for other in row.others:
+            muted = (f"  {other.mode}", half(other.estimate, digits), "", "", "not deployed")
+            table.add_row(*(Text(word, "dim") for word in muted))
     console.print(table)
     if board.bar is not None:
         beaten = [row.label for row in board.rows if row.beats_yardstick]

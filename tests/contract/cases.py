@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cache
 from pathlib import Path
 
@@ -11,8 +12,8 @@ from hydra import compose, initialize_config_dir
 from torch import Tensor
 
 from mixers import config_class
-from mixers.base import Mixer, State
-from models.lm import LanguageModel
+from mixers.base import NO_CONTEXT, Memory, Mixer, State
+from models.lm import LanguageModel, build_model
 from runs.schema import Config
 from runs.validate import validate
 
@@ -54,13 +55,25 @@ def _small(path: str, plain: dict) -> list[str]:
 
 def language_model(name: str, seed: int = 0, overrides: bool = True) -> LanguageModel:
     """A tiny language model with the mixer, at its initial weights."""
-    checked = config(name, overrides)
-    return LanguageModel(checked.model, checked.mixer, vocab_size=11, seed=seed)
+    return build_model(dataclasses.replace(config(name, overrides), init_seed=seed), vocab_size=11)
 
 
 def mixer(name: str, dtype: torch.dtype = torch.float64, seed: int = 0, overrides: bool = True) -> Mixer:
     """One layer as the language model initialises it."""
-    return language_model(name, seed, overrides).backbone.blocks[1].mixer.to(dtype).eval()
+    model = language_model(name, seed, overrides)
+    layer = model.backbone.blocks[1].mixer.to(dtype).eval()
+    if model.modes != ("parallel",):  # a layer of a two-pass model: it gets a memory of its own at every position
+        layer.register_forward_pre_hook(_with_memory, with_kwargs=True)
+    return layer
+
+
+def _with_memory(layer: Mixer, arguments: tuple, named: dict) -> tuple[tuple, dict]:
+    """A memory that depends on the input at the same position, so that all relations of the contract stay as they are."""
+    x, state, context = (*arguments, None, None)[:3]
+    context = named.get("context", context) or NO_CONTEXT
+    heads = (layer.config.n_heads, layer.config.head_dim)
+    memory = Memory(x.flip(-1), 0.7 * x.flip(-1).unflatten(-1, heads), 0.9 * x.roll(3, -1).unflatten(-1, heads))
+    return (x, named.get("state", state), dataclasses.replace(context, memory=memory)), {}
 
 
 def inputs(batch: int, steps: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:

@@ -14,7 +14,6 @@ import torch
 from data.config import BpeConfig, BytesConfig, CorpusConfig
 from data.corpus import documents
 from data.dataset import Batch, Dataset, open_dataset
-from data.metrics import Score
 
 TOKENIZERS = [BytesConfig(), BpeConfig(vocab_size=300)]
 
@@ -117,9 +116,9 @@ def rows_of(batch: Batch) -> list[tuple[Any, ...]]:
 def test_document_sums_add_up(open_small: Callable[..., Any], tokenizer: Any, split: str) -> None:
     dataset = open_small(tokenizer)
     tokens, bos = tokens_of(dataset, split), dataset.bos_id
-    score = Score(dataset.n_documents(split), dataset.tokenizer.token_bytes)
+    score = dataset.new_score(split)
     for batch in dataset.eval_batches(split, 3):
-        score.add((batch.targets_BT + 1).float(), batch.targets_BT, batch.document_BT)
+        score.add(batch, (batch.targets_BT + 1).float(), batch.targets_BT == 0)
     texts: list[list[int]] = []
     for token in tokens:
         if token == bos:

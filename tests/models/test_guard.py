@@ -17,7 +17,10 @@ def located(spoil):
     spoil(model)
     model.loss(batch)[0].backward()
     module = SimpleNamespace(
-        model=model, reseed=lambda micro: None, trainer=SimpleNamespace(precision_plugin=Precision())
+        model=model,
+        global_step=0,
+        reseed=lambda micro: None,
+        trainer=SimpleNamespace(precision_plugin=Precision()),
     )
     return locate(module, batch)
 

@@ -1,0 +1,477 @@
+"""Maglev: sliding-window attention whose keys and values carry a recurrent memory (arXiv 2608.02870).
+
+Trained in two parallel passes over all layers (`models/two_pass.py`); here is the layer, which mixes into its keys and
+values those of the memory of the token before (eqs. 6 to 9):
+
+    k_rec_t = RMSNorm(W_k m_{t-1})        v_rec_t = W_v m_{t-1}              W_k, W_v shared by all layers
+    g_local = 2 sigmoid(G_local x_t)      g_memory = 2 sigmoid(G_memory x_t)    per head and layer; 1 at the start
+    k_t <- g_local k_t + g_memory k_rec_t,   v_t likewise;   then attention over the last W of them
+
+The recurrent key at slot t is rotated as position t. Nothing is added to the cache: old memories live in the mixed keys
+and values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from mixers import register
+from mixers.base import NO_CONTEXT, Context, Memory, Mixer, MixerConfig, State
+from mixers.kernels import chosen
+from mixers.ops.attention import attention, init_attention_state, restart_attention
+from mixers.ops.strided_attention import strided_attention
+from mixers.parts import ResidualLinear, rms_normalise, rotary, wide_linear
+
+INJECTIONS = ("k", "v", "cross", "residual")
+
+
+def _one_of(path: str, name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{path}.{name}={value}: must be one of {', '.join(choices)}")
+
+
+@register
+@dataclass
+class MaglevConfig(MixerConfig):
+    """The layer, the two passes and their loss; `conf/mixer/maglev.yaml` says what each field is for."""
+
+    kind: str = "maglev"
+    n_layers: int = 2
+    qk_norm: bool = False
+    rope_base: float = 10_000.0
+    window: int = 64
+    q_pattern: str = "SLSL"
+    p_pattern: str = "S"
+    training: str = "two_pass"
+    bptt_len: int | None = None
+    sharing: str = "shared"
+    sep_resid: bool = True
+    sep_x0: bool = True
+    injection: list[str] = field(default_factory=lambda: ["k", "v"])
+    inject_layers: list[int] | None = None
+    rec_proj: str = "shared"
+    rec_init: str = "kv"
+    rec_key_norm: str = "head"
+    mix_order: str = "maglev"
+    gate_shape: str = "head"
+    gates_for: str = "both"
+    gate_init_std: float = 0.0
+    residual_init: float = 0.1
+    source_layer: int | None = None
+    m0: str = "zero"
+    subsets: int = 1
+    q_ce_weight: float | None = 0.0
+    lam: float | None = None
+    consistency: str = "rms"
+    detach: str = "none"
+    cons_eps: float = 1e-8
+    prefill: str = "recurrent"
+    prefill_passes: int = 1
+    lam_start: float = 0.0
+    lam_steps: int = 0
+    own_memory_prob: float = 0.0
+    extra_passes: int = 0
+    memory_residual: float = 0.0
+
+    model_class: ClassVar[str] = "models.two_pass:TwoPassModel"
+    recurrent_only: ClassVar[bool] = True  # the decoder's state must not grow with the sequence
+    prefiller_gated: ClassVar[bool] = False  # pass 1 is the decoder with a memory of zero, its gates at work
+    test_overrides: ClassVar[dict] = {"window": 5, "gate_init_std": 0.5}
+
+    # ---- checks ----
+
+    def check(self, path: str) -> None:
+        """Also fills in what null leaves to the other fields: ``lam`` and ``q_ce_weight``."""
+        if self.head_dim % 2:
+            raise ValueError(f"{path}.head_dim={self.head_dim}: rotary positions turn pairs, so it must be even")
+        if self.rope_base <= 1:
+            raise ValueError(f"{path}.rope_base={self.rope_base}: must be above 1 (10000 is usual)")
+        for name in ("window", "subsets", "prefill_passes", "n_layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{path}.{name}={getattr(self, name)}: must be at least 1")
+        self._check_words(path)
+        self._check_numbers(path)
+        self._check_together(path)
+        if self.lam is None:
+            self.lam = 0.1 if self.sharing == "shared" else 1.0  # what the paper finds best for each
+        if self.q_ce_weight is None:
+            self.q_ce_weight = 1 / self.subsets
+
+    def _check_words(self, path: str) -> None:
+        for name in ("q_pattern", "p_pattern"):
+            pattern = getattr(self, name)
+            if not pattern or set(pattern) - {"S", "L"}:
+                raise ValueError(
+                    f"{path}.{name}={pattern}: must be a word of S (sliding window) and L (full attention), repeated "
+                    "over the layers, such as SLSL"
+                )
+        if self.recurrent_only and "L" in self.p_pattern:
+            raise ValueError(
+                f"{path}.p_pattern={self.p_pattern}: an L is full attention, and the deployed decoder must go on with a "
+                "fixed state: S in every layer (full attention belongs into q_pattern; mixer=lrt may have it)"
+            )
+        _one_of(path, "training", self.training, ("two_pass", "bptt"))
+        _one_of(path, "sharing", self.sharing, ("shared", "separate"))
+        _one_of(path, "rec_proj", self.rec_proj, ("shared", "layerwise"))
+        _one_of(path, "rec_init", self.rec_init, ("kv", "zero_v", "zero"))
+        _one_of(path, "rec_key_norm", self.rec_key_norm, ("head", "full", "none"))
+        _one_of(path, "mix_order", self.mix_order, ("maglev", "lrt"))
+        _one_of(path, "gate_shape", self.gate_shape, ("head", "element", "scalar"))
+        _one_of(path, "gates_for", self.gates_for, ("both", "separate_kv"))
+        _one_of(path, "m0", self.m0, ("zero", "learned"))
+        _one_of(path, "consistency", self.consistency, ("rms", "mse", "cosine", "huber"))
+        _one_of(path, "detach", self.detach, ("none", "target", "decoder"))
+        _one_of(path, "prefill", self.prefill, ("recurrent", "q_assisted"))
+        for word in self.injection:
+            _one_of(path, "injection", word, INJECTIONS)
+        if not self.injection or len(set(self.injection)) < len(self.injection):
+            raise ValueError(
+                f"{path}.injection={self.injection}: name each way once, at least one of k, v, cross, residual"
+            )
+        for layer in self.inject_layers or []:
+            if not 0 <= layer < self.n_layers:
+                raise ValueError(f"{path}.inject_layers={self.inject_layers}: the layers are 0 to {self.n_layers - 1}")
+        if self.inject_layers == []:
+            raise ValueError(f"{path}.inject_layers=[]: name a layer; null injects into all of them")
+
+    def _check_numbers(self, path: str) -> None:
+        for name in ("lam", "q_ce_weight", "gate_init_std", "lam_start", "lam_steps", "extra_passes", "cons_eps"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ValueError(f"{path}.{name}={value}: must be at least 0")
+        for name in ("own_memory_prob", "memory_residual"):
+            if not 0 <= getattr(self, name) < 1 + (name == "own_memory_prob") * 1e-9:
+                raise ValueError(f"{path}.{name}={getattr(self, name)}: must be a share from 0 (off) to 1")
+        if self.bptt_len is not None and self.bptt_len < 1:
+            raise ValueError(f"{path}.bptt_len={self.bptt_len}: must be at least 1; null goes back to the first token")
+        if self.source_layer is not None and not 1 <= self.source_layer <= self.n_layers:
+            raise ValueError(
+                f"{path}.source_layer={self.source_layer}: must be from 1 to model.n_layers={self.n_layers}; null takes "
+                "the state after the last layer and a norm without gain"
+            )
+
+    def _check_together(self, path: str) -> None:
+        if "cross" in self.injection and {"k", "v"} & set(self.injection):
+            raise ValueError(
+                f"{path}.injection={self.injection}: cross attends to the memories apart; leave out k and v"
+            )
+        if self.source_layer is not None and (self.lam or self.lam_start):
+            raise ValueError(
+                f"{path}.lam={self.lam}: the state after source_layer={self.source_layer} has no norm, so training could "
+                "shrink the distance for nothing; set lam=0, or source_layer=null"
+            )
+        if self.subsets > 1:
+            for name, off in (("extra_passes", 0), ("own_memory_prob", 0), ("memory_residual", 0)):
+                if getattr(self, name) != off:
+                    raise ValueError(
+                        f"{path}.{name}={getattr(self, name)}: is for one full second pass; set subsets=1 with it"
+                    )
+            if "cross" in self.injection:
+                raise ValueError(f"{path}.injection={self.injection}: cross needs subsets=1")
+            if self.sharing == "separate":
+                raise ValueError(
+                    f"{path}.sharing=separate: refinement in subsets={self.subsets} goes on with the keys of pass 1, which "
+                    "must come from the same blocks; set sharing=shared or subsets=1"
+                )
+        if self.training == "bptt":
+            without: tuple[tuple[str, tuple], ...] = (
+                ("lam", (None, 0.0)),
+                ("lam_start", (0.0,)),
+                ("q_ce_weight", (None, 0.0)),
+                ("own_memory_prob", (0.0,)),
+                ("extra_passes", (0,)),
+                ("sharing", ("shared",)),
+                ("prefill", ("recurrent",)),
+                ("subsets", (1,)),
+            )
+            for name, values in without:
+                if getattr(self, name) not in values:
+                    raise ValueError(
+                        f"{path}.{name}={getattr(self, name)}: needs the prefiller, and training=bptt has none; set "
+                        f"{name}={values[-1]}"
+                    )
+            self.lam = self.q_ce_weight = 0.0
+
+    # ---- layers ----
+
+    def for_layer(self, layer_index: int) -> MaglevConfig:
+        """The config of one layer: its letters of the patterns, and what is injected into it."""
+
+        def letter(pattern: str) -> str:
+            return pattern[layer_index % len(pattern)]
+
+        injected = self.inject_layers is None or layer_index in self.inject_layers
+        return dataclasses.replace(
+            self,
+            q_pattern=letter(self.q_pattern),
+            p_pattern=letter(self.p_pattern),
+            injection=[*self.injection] if injected else [],
+            inject_layers=None,
+        )
+
+    @property
+    def mixed(self) -> list[str]:
+        """What the layer itself mixes in; the residual stream is the model's business."""
+        return [word for word in self.injection if word != "residual"]
+
+    @property
+    def n_gates(self) -> int:
+        """Gates of one head (of one layer with gate_shape=scalar)."""
+        return 4 if self.gates_for == "separate_kv" and self.mixed == ["k", "v"] else 2
+
+    @property
+    def gate_width(self) -> int:
+        """Numbers that the gate map puts out."""
+        each = {"head": self.n_heads, "element": self.n_heads * self.head_dim, "scalar": 1}[self.gate_shape]
+        return self.n_gates * each if self.mixed else 0
+
+    def window_of(self, prefiller: bool) -> int | None:
+        """Of a layer's own config: keys in reach; None: all."""
+        return self.window if (self.q_pattern if prefiller else self.p_pattern)[0] == "S" else None
+
+    def projection_parameters(self) -> int:
+        """Of one pair of maps from the memory to its key and value."""
+        inner = self.n_heads * self.head_dim
+        return self.d_model * inner * (2 if self.mixed == ["cross"] else len(self.mixed))
+
+    def n_parameters(self) -> int:
+        own = 4 * self.d_model * self.n_heads * self.head_dim + self.d_model * self.gate_width
+        return own + (self.projection_parameters() if self.rec_proj == "layerwise" else 0)
+
+    def build(self, layer_index: int, n_layers: int) -> Mixer:
+        return InjectedAttention(self)
+
+    def accessories(self) -> dict[str, str]:
+        return {
+            "positions": f"rotary, base {self.rope_base:g}",
+            "q/k norm": "rms" if self.qk_norm else "none",
+            "window": f"{self.window} keys with self",
+            "passes": "unrolled" if self.training == "bptt" else f"{self.q_pattern}, then {self.p_pattern}",
+            "blocks of the passes": self.sharing,
+            "memory into": ", ".join(self.injection),
+            "memory from": "final norm" if self.source_layer is None else f"layer {self.source_layer}",
+            "lambda": f"{self.lam:g}" if self.lam is not None else "",
+        }
+
+
+class MemoryProjection(nn.Module):
+    """The key and value of a memory, each (B,T,H,K); None for one that is not injected."""
+
+    def __init__(self, config: MaglevConfig):
+        super().__init__()
+        self.config = config
+        inner, cross = config.n_heads * config.head_dim, "cross" in config.mixed
+        self.key = nn.Linear(config.d_model, inner, bias=False) if cross or "k" in config.mixed else None
+        self.value = nn.Linear(config.d_model, inner, bias=False) if cross or "v" in config.mixed else None
+
+    def init_parameters(self) -> None:
+        """After the backbone's draw, which is that of the layers' own keys and values."""
+        with torch.no_grad():
+            if self.key is not None and self.config.rec_init == "zero":
+                self.key.weight.zero_()
+            if self.value is not None and self.config.rec_init != "kv":
+                self.value.weight.zero_()
+
+    def forward(self, memory_BTD: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        heads = (self.config.n_heads, self.config.head_dim)
+        k_BTHK = v_BTHV = None
+        if self.key is not None:
+            k_BTD = self.key(memory_BTD)
+            if self.config.rec_key_norm == "full":
+                k_BTD = rms_normalise(k_BTD)
+            k_BTHK = k_BTD.unflatten(-1, heads)
+            if self.config.rec_key_norm == "head":
+                k_BTHK = rms_normalise(k_BTHK)
+        if self.value is not None:
+            v_BTHV = self.value(memory_BTD).unflatten(-1, heads)
+        return k_BTHK, v_BTHV
+
+
+def _mixed(local: Tensor, memory: Tensor | None, gate: Tensor, memory_gate: Tensor) -> Tensor:
+    return local * gate if memory is None else torch.addcmul(local * gate, memory, memory_gate)
+
+
+class InjectedAttention(Mixer):
+    """Attention of either pass. In the decoder ``context.memory`` is mixed in; without one it is a memory of zeros."""
+
+    def __init__(self, config: MaglevConfig):
+        super().__init__()
+        self.config = config
+        inner = config.n_heads * config.head_dim
+        self.qkv = nn.Linear(config.d_model, 3 * inner, bias=False)
+        self.out = ResidualLinear(inner, config.d_model, bias=False)
+        self.gate = nn.Linear(config.d_model, config.gate_width, bias=False) if config.mixed else None
+        self.projection = MemoryProjection(config) if config.mixed and config.rec_proj == "layerwise" else None
+
+    def init_parameters(self, generator: torch.Generator) -> None:
+        """Neutral gates: each is exactly 1."""
+        if self.gate is not None:
+            with torch.no_grad():
+                self.gate.weight.normal_(0, 1, generator=generator).mul_(self.config.gate_init_std)
+        if self.projection is not None:
+            self.projection.init_parameters()
+
+    def no_decay(self) -> set[str]:
+        """Gates: decay would pull them to neutral. LRT keeps them with the scalars, which have none."""
+        return {"gate.weight"} if self.gate is not None else set()
+
+    def forward(
+        self, x_BTD: Tensor, state: State | None = None, context: Context | None = None
+    ) -> tuple[Tensor, State | None]:
+        """Beside the contract: with ``context.role`` prefiller a passed-in state, be it empty, comes back holding all keys
+        and values; with ``context.subset`` such a state is refined at these positions."""
+        context, c = context or NO_CONTEXT, self.config
+        prefiller = context.role == "prefiller"
+        gates: list[Tensor] = []
+        memory_k = memory_v = None
+        if self.gate is not None and (not prefiller or c.prefiller_gated):
+            gates = self._gates(x_BTD)
+            if context.memory is not None and not prefiller:
+                memory_k, memory_v = self._memory(context.memory)
+        q, k, v = self.qkv(x_BTD).unflatten(-1, (3, c.n_heads, c.head_dim)).unbind(2)
+        if c.qk_norm and c.mix_order == "maglev":
+            q, k = rms_normalise(q), rms_normalise(k)
+        positions = context.positions
+        if positions is None:
+            first = 0 if state is None else int(state["length"][0])
+            positions = torch.arange(first, first + x_BTD.shape[1], device=x_BTD.device)
+
+        # A gate that is one number for a head commutes with the rotation: mixed first, a key is rotated once. With a gate
+        # for each channel only this order leaves attention a function of distances.
+        if gates and "k" in c.mixed:
+            k = _mixed(k, memory_k, gates[0], gates[1])
+        if c.qk_norm and c.mix_order == "lrt":
+            q, k = rms_normalise(q), rms_normalise(k)
+        q, k = rotary(torch.cat((q, k), dim=2), positions, c.rope_base).chunk(2, dim=2)
+        if gates and "v" in c.mixed:
+            v = _mixed(v, memory_v, gates[-2], gates[-1])
+
+        o, after = self._attend(q, k, v, state, context)
+        if gates and "cross" in c.mixed:
+            if memory_k is None or memory_v is None:
+                memory_k, memory_v = torch.zeros_like(k), torch.zeros_like(v)
+            memory_k = rotary(memory_k, positions, c.rope_base)
+            o, after = self._cross(o, q, memory_k, memory_v, gates, state, after, context)
+        return self.out(o.flatten(2)), after
+
+    def _gates(self, x_BTD: Tensor) -> list[Tensor]:
+        """Each broadcasts against (B,T,H,K): local, memory, and with gates_for=separate_kv the same again for values."""
+        assert self.gate is not None
+        c = self.config
+        heads = {"head": (c.n_heads, 1), "element": (c.n_heads, c.head_dim), "scalar": (1, 1)}[c.gate_shape]
+        wide = 2 * torch.sigmoid(wide_linear(self.gate, x_BTD)).unflatten(-1, (c.n_gates, *heads))
+        if self.observed is not None:
+            self.observe("gate_local", wide[:, :, 0].mean(-1))
+            self.observe("gate_memory", wide[:, :, 1].mean(-1))
+        # The activations' dtype is that of the projections' outputs, which under autocast is not the input's.
+        narrow = torch.is_autocast_enabled(x_BTD.device.type)
+        dtype = torch.get_autocast_dtype(x_BTD.device.type) if narrow else x_BTD.dtype
+        return list(wide.to(dtype).unbind(2))
+
+    def _memory(self, memory: Memory) -> tuple[Tensor | None, Tensor | None]:
+        if self.projection is not None:
+            return self.projection(memory.state_BTD)
+        return memory.key_BTHK, memory.value_BTHV
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: State | None, context: Context
+    ) -> tuple[Tensor, State | None]:
+        prefiller = context.role == "prefiller"
+        window = self.config.window_of(prefiller)
+        if context.subset is not None:
+            assert state is not None
+            first, step = context.subset
+            keys, values = state["k"].clone(), state["v"].clone()
+            keys[:, first::step], values[:, first::step] = k, v
+            o = strided_attention(
+                q, keys, values, first=first, step=step, window=window, segment_ids=context.segment_ids
+            )
+            return o, {"k": keys, "v": values}
+        o, after = chosen(attention, q)(
+            q,
+            k,
+            v,
+            window=window,
+            segment_ids=context.segment_ids,
+            initial_state=None if prefiller else _only(state, "k", "v"),
+            donate_state=context.donate_state,
+        )
+        return o, ({"k": k, "v": v} if prefiller and state is not None else after)
+
+    def _cross(
+        self,
+        o: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        gates: list[Tensor],
+        state: State | None,
+        after: State | None,
+        context: Context,
+    ) -> tuple[Tensor, State | None]:
+        """Attention to the memories in the window, beside that to the tokens."""
+        theirs, memories = attention(
+            q,
+            k,
+            v,
+            window=self.config.window_of(False),
+            segment_ids=context.segment_ids,
+            initial_state=_only(state, "memory_k", "memory_v"),
+            donate_state=context.donate_state,
+        )
+        if after is not None and memories is not None:
+            after = {**after, "memory_k": memories["k"], "memory_v": memories["v"]}
+        return _mixed(o, theirs, gates[0], gates[1]), after
+
+    # ---- state ----
+
+    def init_state(self, batch_size: int, max_len: int, device: torch.device, dtype: torch.dtype) -> State:
+        c = self.config
+        window = c.window_of(False)
+        state = init_attention_state(
+            batch_size, max_len, c.n_heads, c.head_dim, c.head_dim, window=window, device=device, dtype=dtype
+        )
+        if "cross" in c.mixed:
+            state |= {"memory_k": torch.zeros_like(state["k"]), "memory_v": torch.zeros_like(state["v"])}
+        return state
+
+    def restart(self, state: State, rows_B: Tensor) -> State:
+        """The state of rows that begin a new document where ``rows_B`` (bool, CPU) says so."""
+        return restart_attention(state, rows_B)
+
+    def state_bytes(self, seq_len: int, dtype: torch.dtype) -> int:
+        """Mixed keys and values of the tokens in reach; with cross the memories' as well."""
+        c = self.config
+        reach = min(c.window_of(False) or seq_len, seq_len)
+        return (4 if "cross" in c.mixed else 2) * reach * c.n_heads * c.head_dim * dtype.itemsize
+
+    # ---- counts ----
+
+    def cell_flops_per_token(self, seq_len: int) -> float:
+        """Of the decoder: 4 K per query and key in reach, and the mixing."""
+        c, inner = self.config, self.config.n_heads * self.config.head_dim
+        reads = 2 if "cross" in c.mixed else 1
+        return reads * self._attention_flops(False, seq_len) + 3 * inner * len(c.mixed)
+
+    def prefiller_flops_per_token(self, seq_len: int) -> float:
+        """FLOPs of one forward pass of the prefiller per token."""
+        own = (self.qkv, self.out, *((self.gate,) if self.gate is not None and self.config.prefiller_gated else ()))
+        return sum(2 * m.weight.numel() for m in own) + self._attention_flops(True, seq_len)
+
+    def _attention_flops(self, prefiller: bool, seq_len: int) -> float:
+        c = self.config
+        reach = min(c.window_of(prefiller) or seq_len, seq_len)
+        keys = reach - reach * (reach - 1) / (2 * seq_len)  # mean over t of min(t, reach)
+        return 4 * c.n_heads * c.head_dim * keys
+
+
+def _only(state: State | None, k: str, v: str) -> State | None:
+    """The part of a state that one attention reads."""
+    if state is None:
+        return None
+    return {"k": state[k], "v": state[v], "length": state["length"], "start": state["start"]}
