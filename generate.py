@@ -39,6 +39,8 @@ def main(arguments: list[str]) -> int:
 
         trained = load_run(Path(command.run))
         tokenizer = trained.dataset.tokenizer
+        if tokenizer is None:
+            raise ConfigError(f"run={command.run}: was trained on a task, whose tokens stand for no text")
         tokens = generate(
             trained.model,
             torch.tensor([[tokenizer.bos_id, *tokenizer.encode(command.prompt).tolist()]]),

@@ -25,9 +25,12 @@ class TextScore:
     ``document_bytes`` ((n_documents,) float64 and int64). Documents that were not reached keep 0 bytes.
     """
 
-    def __init__(self, n_documents: int, token_bytes: np.ndarray) -> None:
-        """``token_bytes`` (vocab_size,): bytes that each token stands for, ``Tokenizer.token_bytes``."""
-        self.token_bytes = token_bytes
+    def __init__(
+        self, n_documents: int, token_bytes: np.ndarray, domains: tuple[list[str], np.ndarray] | None = None
+    ) -> None:
+        """``token_bytes`` (vocab_size,): bytes that each token stands for, ``Tokenizer.token_bytes``. ``domains``: names,
+        and the number of each document's, (n_documents,)."""
+        self.token_bytes, self.domains = token_bytes, domains
         self.tokens = self.correct = 0
         self.document_nats = np.zeros(n_documents)
         self.document_bytes = np.zeros(n_documents, dtype=np.int64)
@@ -43,13 +46,20 @@ class TextScore:
         self.correct += int(_array(correct_BT)[graded].sum())
 
     def metrics(self) -> dict[str, float]:
-        """``loss`` (nats per token), ``perplexity``, ``bits_per_byte`` and ``accuracy`` (share of tokens guessed)."""
-        return {
+        """``loss`` (nats per token), ``perplexity``, ``bits_per_byte`` and ``accuracy`` (share of tokens guessed); where the
+        corpus names domains, ``bits_per_byte/domain=<name>`` for each that was read."""
+        out = {
             "loss": self.nats_per_token,
             "perplexity": self.perplexity,
             "bits_per_byte": self.bits_per_byte,
             "accuracy": self.correct / self.tokens,
         }
+        names, of_document = self.domains or ([], np.empty(0))
+        for number, name in enumerate(names):
+            mine = of_document == number
+            if n_bytes := int(self.document_bytes[mine].sum()):
+                out[f"bits_per_byte/domain={name}"] = bits_per_byte(float(self.document_nats[mine].sum()), n_bytes)
+        return out
 
     @property
     def graded(self) -> int:

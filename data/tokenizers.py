@@ -1,6 +1,6 @@
-"""Tokenizers: bytes, and byte-level BPE trained on the train split.
+"""Tokenizers: bytes, byte-level BPE trained on the train split, and those made elsewhere (``data.pretrained``).
 
-Both are exact: ``decode(encode(text)) == text`` for any text that has a UTF-8 form, and the bytes of the tokens add up
+All are exact: ``decode(encode(text)) == text`` for any text that has a UTF-8 form, and the bytes of the tokens add up
 to the bytes of the text, which is what makes bits per byte comparable across tokenizers.
 """
 
@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from data.config import BpeConfig, BytesConfig
+from data.config import BpeConfig, HfConfig, TokenizerConfig
+from data.words import WordMemory
 
 log = logging.getLogger(__name__)
 
@@ -58,10 +59,11 @@ class Tokenizer(Protocol):
 
 
 class _PieceTokenizer:
-    """The half that is common to all tokenizers whose tokens are strings of bytes. BOS is the last id."""
+    """The half that is common to all tokenizers whose tokens are strings of bytes. BOS is the last id, or ``bos_id``."""
 
-    def __init__(self, kind: str, pieces: Sequence[bytes], merges: object = ()) -> None:
-        self._pieces = [*pieces, b""]
+    def __init__(self, kind: str, pieces: Sequence[bytes], merges: object = (), bos_id: int | None = None) -> None:
+        self._pieces = [*pieces, b""] if bos_id is None else [*pieces]
+        self._bos_id = len(pieces) if bos_id is None else bos_id
         description = json.dumps([kind, [piece.hex() for piece in pieces], merges], separators=(",", ":"))
         self._fingerprint = hashlib.sha256(description.encode()).hexdigest()
 
@@ -71,7 +73,7 @@ class _PieceTokenizer:
 
     @property
     def bos_id(self) -> int:
-        return len(self._pieces) - 1
+        return self._bos_id
 
     @property
     def fingerprint(self) -> str:
@@ -120,6 +122,8 @@ class BpeTokenizer(_PieceTokenizer):
         pieces = [bytes(byte_of[char] for char in self._bpe.id_to_token(token) or "") for token in range(size)]
         model: dict[str, Any] = json.loads(serialized)["model"]
         super().__init__("bpe", pieces, model["merges"])
+        # Its pieces of text begin with a space or hold none: GPT-2's pattern, written into ``train``.
+        self._words = WordMemory(self._encode_batch, self.token_bytes)
 
     @classmethod
     def train(cls, texts: Iterable[str], *, vocab_size: int) -> BpeTokenizer:
@@ -146,7 +150,10 @@ class BpeTokenizer(_PieceTokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         text.encode()  # the library's own error for a lone surrogate is a TypeError about something else
-        return np.array(self._bpe.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+        return self._words.encode(text)
+
+    def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [found.ids for found in self._bpe.encode_batch_fast(texts, add_special_tokens=False)]
 
     def save(self, folder: Path) -> None:
         (folder / TOKENIZER_FILE).write_text(self._bpe.to_str(), encoding="utf-8")
@@ -165,15 +172,29 @@ def byte_characters() -> list[str]:
     return [chr(byte if byte in printable else next(spare)) for byte in range(256)]
 
 
-def build_tokenizer(cfg: BytesConfig | BpeConfig, train_texts: Iterable[str]) -> Tokenizer:
-    """Makes a tokenizer, training it on ``train_texts`` (the train split, nothing else) if its kind learns."""
+def build_tokenizer(cfg: TokenizerConfig, train_texts: Iterable[str]) -> Tokenizer:
+    """Makes a tokenizer, training it on ``train_texts`` (the train split, nothing else) if its kind learns.
+
+    Raises ValueError for one made elsewhere that cannot be had or is not exact.
+    """
     if isinstance(cfg, BpeConfig):
         return BpeTokenizer.train(train_texts, vocab_size=cfg.vocab_size)
+    if isinstance(cfg, HfConfig):
+        from data.pretrained import fetch_tokenizer
+
+        return fetch_tokenizer(cfg)
     return BytesTokenizer()
 
 
-def load_tokenizer(cfg: BytesConfig | BpeConfig, folder: Path) -> Tokenizer:
-    """The tokenizer that was saved in a prepared folder."""
+def load_tokenizer(cfg: TokenizerConfig, folder: Path) -> Tokenizer:
+    """The tokenizer that was saved in a prepared folder. Raises ValueError if its file is missing."""
+    if not isinstance(cfg, BpeConfig | HfConfig):
+        return BytesTokenizer()
+    file = folder / TOKENIZER_FILE
+    if not file.is_file():
+        raise ValueError(f"{file}: is missing; remove the folder to have it made again")
     if isinstance(cfg, BpeConfig):
-        return BpeTokenizer((folder / TOKENIZER_FILE).read_text(encoding="utf-8"))
-    return BytesTokenizer()
+        return BpeTokenizer(file.read_text(encoding="utf-8"))
+    from data.pretrained import HfTokenizer
+
+    return HfTokenizer(file.read_text(encoding="utf-8"), cfg.bos)

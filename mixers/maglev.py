@@ -68,6 +68,7 @@ class MaglevConfig(MixerConfig):
     q_ce_weight: float | None = 0.0
     lam: float | None = None
     consistency: str = "rms"
+    consistency_at: str = "targets"
     detach: str = "none"
     cons_eps: float = 1e-8
     prefill: str = "recurrent"
@@ -125,6 +126,7 @@ class MaglevConfig(MixerConfig):
         _one_of(path, "gates_for", self.gates_for, ("both", "separate_kv"))
         _one_of(path, "m0", self.m0, ("zero", "learned"))
         _one_of(path, "consistency", self.consistency, ("rms", "mse", "cosine", "huber"))
+        _one_of(path, "consistency_at", self.consistency_at, ("targets", "all"))
         _one_of(path, "detach", self.detach, ("none", "target", "decoder"))
         _one_of(path, "prefill", self.prefill, ("recurrent", "q_assisted"))
         for word in self.injection:

@@ -93,6 +93,9 @@ class Stack(nn.Module):
 
     def __init__(self, config: Model, mixer: MixerConfig, n_layers: int, activation_checkpointing: bool = False):
         super().__init__()
+        self._build(config, mixer, n_layers, activation_checkpointing)
+
+    def _build(self, config: Model, mixer: MixerConfig, n_layers: int, activation_checkpointing: bool) -> None:
         self.config, self.recompute = config, activation_checkpointing
         self.blocks = nn.ModuleList(
             Block(config, mixer.for_layer(i).build(i, config.n_layers)) for i in range(n_layers)
@@ -149,19 +152,34 @@ class Stack(nn.Module):
 
 
 class Backbone(Stack):
-    """Embedding, blocks and final norm: tokens (B, T) to features (B, T, D)."""
+    """Embedding, blocks and final norm: tokens (B, T) to features (B, T, D).
 
-    def __init__(self, config: Model, mixer: MixerConfig, vocab_size: int, activation_checkpointing: bool = False):
-        super().__init__(config, mixer, config.n_layers, activation_checkpointing)
-        self.embed = nn.Embedding(vocab_size, config.d_model)
+    With ``input_width`` F the inputs are F real numbers at each position (B, T, F), and a linear map takes them in.
+    """
+
+    def __init__(
+        self,
+        config: Model,
+        mixer: MixerConfig,
+        vocab_size: int,
+        activation_checkpointing: bool = False,
+        input_width: int | None = None,
+    ):
+        nn.Module.__init__(self)  # not Stack's: parts are listed in the order in which they run
+        self.embed: nn.Embedding | nn.Linear
+        if input_width is None:
+            self.embed = nn.Embedding(vocab_size, config.d_model)
+        else:
+            self.embed = nn.Linear(input_width, config.d_model, bias=False)
         self.dropout = nn.Dropout(config.dropout)
+        self._build(config, mixer, config.n_layers, activation_checkpointing)
         self.final_norm = make_norm(config) if config.final_norm else nn.Identity()
 
     def embedded(self, tokens_BT: Tensor) -> Tensor:
         """(B, T, D): what enters the first block."""
         config = self.config
         x_BTD = self.embed(tokens_BT)
-        if config.embed_scale:
+        if config.embed_scale and isinstance(self.embed, nn.Embedding):
             x_BTD = x_BTD * config.d_model**0.5
         if config.embed_norm:
             x_BTD = F.rms_norm(x_BTD, (config.d_model,), eps=config.norm_eps)

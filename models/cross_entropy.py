@@ -22,6 +22,19 @@ def soft_capped(logits: Tensor, cap: float | None) -> Tensor:
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
+def graded_positions(targets: Tensor) -> Tensor:
+    """Where a target is graded: not -100; of real numbers, not NaN."""
+    return ~targets.isnan() if targets.is_floating_point() else targets != IGNORED
+
+
+def squared_errors(predictions: Tensor, targets: Tensor) -> Tensor:
+    """(prediction - target)^2 in float32 or wider, 0 where the target is not graded (NaN)."""
+    graded = graded_positions(targets)
+    wide = predictions.to(torch.promote_types(predictions.dtype, torch.float32))
+    # Taken out before the difference, so that no NaN reaches a gradient.
+    return torch.where(graded, (wide - targets.nan_to_num()).square(), torch.zeros_like(wide))
+
+
 def cross_entropy_sum(
     features_ND: Tensor, matrix_VD: Tensor, targets_N: Tensor, *, cap: float | None = None, rows: int | None = None
 ) -> Tensor:

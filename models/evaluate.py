@@ -30,6 +30,7 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
         targets_BT=batch.targets_BT.to(device, non_blocking=True),
         segment_ids_BT=move(batch.segment_ids_BT),
         document_BT=move(batch.document_BT),
+        answers_BT=move(batch.answers_BT),
     )
 
 

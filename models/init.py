@@ -78,6 +78,11 @@ def initialise(backbone: Backbone, head: nn.Linear | None, seed: int) -> None:
     """Draw all weights."""
     config = backbone.config
     initialise_part(backbone, config, seed)
+    if isinstance(backbone.embed, nn.Linear):  # real numbers of unit variance, to a stream of unit variance
+        backbone.embed.weight.normal_(0, 1, generator=_generator(seed, "embed")).mul_(backbone.embed.in_features**-0.5)
+        assert head is not None
+        head.weight.normal_(0, 1, generator=_generator(seed, "head")).mul_(_linear_std(config, config.d_model))
+        return
     # The embedding: unit variance at the input, after its scale where it has one.
     std = {
         "fan_in": config.d_model**-0.5 if config.embed_scale or config.tied else 1.0,

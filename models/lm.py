@@ -10,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from data.dataset import Batch
+from data.dataset import Batch, Dataset, right
+from data.randomness import key
 from mixers.base import Context, MixerConfig, State
 from models.backbone import Backbone, Block
 from models.config import Model
-from models.cross_entropy import IGNORED, cross_entropy_sum, soft_capped
-from models.init import initialise
+from models.cross_entropy import IGNORED, cross_entropy_sum, graded_positions, soft_capped, squared_errors
+from models.init import initialise, initialise_part
 
 if TYPE_CHECKING:
     from runs.schema import Config  # runs are built on models, not the other way round
@@ -32,12 +33,31 @@ class LMState:
 class Graded(NamedTuple):
     """How a model did at each position; where the target is not graded: 0 nats, not correct."""
 
-    nats_BT: Tensor  # -log p of the target
-    correct_BT: Tensor  # bool: the target is the likeliest token
+    nats_BT: Tensor  # -log p of the target; of real numbers the squared error
+    correct_BT: Tensor  # bool: the likeliest token is right
+
+
+class LastReadout(nn.Module):
+    """All positions decoded from the features at the last one: an MLP is told the position that is wanted (MAD's
+    compression, arXiv 2403.17844). It is the same for every mixer."""
+
+    def __init__(self, width: int, seq_len: int):
+        super().__init__()
+        self.place_TD = nn.Parameter(torch.empty(seq_len, width))
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, features_BTD: Tensor) -> Tensor:
+        wanted_BTD = features_BTD[:, -1:] + self.place_TD[: features_BTD.shape[1]]
+        return self.down(F.gelu(self.up(wanted_BTD)))
 
 
 class LanguageModel(nn.Module):
-    """Backbone, tied or own output matrix, soft cap."""
+    """Backbone, tied or own output matrix, soft cap.
+
+    Beside text it serves tasks: with ``input_width`` positions are real numbers and one real number is predicted at each,
+    by its squared error; with ``readout_len`` T all is decoded from the features at the last position.
+    """
 
     def __init__(
         self,
@@ -48,11 +68,16 @@ class LanguageModel(nn.Module):
         seed: int = 0,
         activation_checkpointing: bool = False,
         loss_chunk: int | None = None,
+        input_width: int | None = None,
+        readout_len: int | None = None,
     ):
         super().__init__()
         self.config, self.vocab_size, self.loss_chunk = config, vocab_size, loss_chunk
-        self.backbone = Backbone(config, mixer, vocab_size, activation_checkpointing)
-        self.head = None if config.tied else nn.Linear(config.d_model, vocab_size, bias=False)
+        self.continuous = input_width is not None
+        self.backbone = Backbone(config, mixer, vocab_size, activation_checkpointing, input_width)
+        outputs = 1 if self.continuous else vocab_size
+        self.head = None if config.tied and not self.continuous else nn.Linear(config.d_model, outputs, bias=False)
+        self.readout = None if readout_len is None else LastReadout(config.d_model, readout_len)
         self.add_parts(mixer)
         if self.backbone.embed.weight.device.type != "meta":
             self.initialise(seed)
@@ -63,6 +88,11 @@ class LanguageModel(nn.Module):
     def initialise(self, seed: int) -> None:
         """Draw all weights."""
         initialise(self.backbone, self.head, seed)
+        if self.readout is not None:
+            initialise_part(self.readout, self.config, seed, prefix="readout")
+            nn.init.normal_(
+                self.readout.place_TD, generator=torch.Generator().manual_seed(key("init", seed, "readout.place"))
+            )
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -91,19 +121,45 @@ class LanguageModel(nn.Module):
 
     @property
     def output_matrix(self) -> Tensor:
-        """(V, D); the embedding where the two are tied."""
+        """(V, D); the embedding where the two are tied. Of real numbers (1, D)."""
         return self.backbone.embed.weight if self.head is None else self.head.weight
 
-    def graded(self, features_BTD: Tensor, targets_BT: Tensor) -> Graded:
-        """Features against targets."""
+    def graded(self, features_BTD: Tensor, batch: Batch) -> Graded:
+        """Features against a batch's targets."""
+        targets_BT = batch.targets_BT
+        if self.readout is not None:
+            features_BTD = self.readout(features_BTD)
+        if self.continuous:
+            errors_BT = squared_errors(self.predictions(features_BTD), targets_BT)
+            return Graded(errors_BT, torch.zeros_like(errors_BT, dtype=torch.bool))
         logits = self.logits(features_BTD).flatten(0, -2)
-        targets = targets_BT.flatten()
-        nats = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
-        return Graded(nats.view(targets_BT.shape), (logits.argmax(-1) == targets).view(targets_BT.shape))
+        nats = F.cross_entropy(logits, targets_BT.flatten(), ignore_index=IGNORED, reduction="none")
+        correct_BT = right(batch, logits.argmax(-1).view(targets_BT.shape)) & graded_positions(targets_BT)
+        return Graded(nats.view(targets_BT.shape), correct_BT)
+
+    def predictions(self, features_BTD: Tensor) -> Tensor:
+        """(B, T): the real number that is predicted at each position."""
+        return F.linear(features_BTD, self.output_matrix.to(features_BTD.dtype))[..., 0]
 
     def grade(self, batch: Batch, mode: str | None = None) -> Graded:
         """Every target of a batch, in one of ``modes`` (default: the first)."""
-        return self.graded(self.features(batch.inputs_BT, batch.segment_ids_BT), batch.targets_BT)
+        return self.graded(self.features(batch.inputs_BT, batch.segment_ids_BT), batch)
+
+    def mean_loss(self, features_BTD: Tensor, batch: Batch) -> Tensor:
+        """Cross-entropy in nats (of real numbers: squared error), summed over these rows and divided by the graded targets
+        of the whole global batch."""
+        if self.readout is not None:
+            features_BTD = self.readout(features_BTD)
+        if self.continuous:
+            return squared_errors(self.predictions(features_BTD), batch.targets_BT).sum() / batch.n_targets
+        total = cross_entropy_sum(
+            features_BTD.flatten(0, 1),
+            self.output_matrix,
+            batch.targets_BT.flatten(),
+            cap=self.config.logit_cap,
+            rows=self.loss_chunk,
+        )
+        return total / batch.n_targets
 
     def loss(self, batch: Batch, step: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
         """What is minimised in an optimizer step (from 0), and its named terms, ``cross_entropy`` always among them.
@@ -111,15 +167,7 @@ class LanguageModel(nn.Module):
         Cross-entropy in nats, summed over these rows and divided by the graded targets of the whole *global* batch: the
         sum over micro batches and devices is then the same however the batch is cut.
         """
-        features_BTD = self.features(batch.inputs_BT, batch.segment_ids_BT)
-        nats = cross_entropy_sum(
-            features_BTD.flatten(0, 1),
-            self.output_matrix,
-            batch.targets_BT.flatten(),
-            cap=self.config.logit_cap,
-            rows=self.loss_chunk,
-        )
-        cross_entropy = nats / batch.n_targets
+        cross_entropy = self.mean_loss(self.features(batch.inputs_BT, batch.segment_ids_BT), batch)
         return cross_entropy, {"cross_entropy": cross_entropy.detach()}
 
     # ---- inference ----
@@ -139,7 +187,7 @@ class LanguageModel(nn.Module):
     def states_after(self, tokens_BT: Tensor, segment_ids_BT: Tensor | None = None) -> list[State]:
         """Each block's state after the tokens, read in one parallel pass: what diagnostics look at."""
         positions = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-        states = self.init_state(*tokens_BT.shape).layers
+        states = self.init_state(*tokens_BT.shape[:2]).layers
         _, after = self.backbone(tokens_BT, states, Context(positions=positions, segment_ids=segment_ids_BT))
         assert after is not None
         return after
@@ -147,12 +195,17 @@ class LanguageModel(nn.Module):
     def prefill(self, tokens_BT: Tensor, state: LMState, *, donate_state: bool = False) -> tuple[Tensor, LMState]:
         """Logits (B, T, vocabulary) of the tokens and the state after them. The passed-in state stays as it is unless
         it is donated."""
+        features_BTD, state = self.read(tokens_BT, state, donate_state=donate_state)
+        return self.logits(features_BTD), state
+
+    def read(self, tokens_BT: Tensor, state: LMState, *, donate_state: bool = False) -> tuple[Tensor, LMState]:
+        """As ``prefill``, but the features (B, T, D): their logits need not exist all at once."""
         steps = tokens_BT.shape[1]
         positions = torch.arange(state.length, state.length + steps, device=tokens_BT.device)
         context = Context(positions=positions, donate_state=donate_state)
         features_BTD, layers = self.backbone(tokens_BT, state.layers, context)
         assert layers is not None
-        return self.logits(features_BTD), LMState(layers, state.length + steps)
+        return features_BTD, LMState(layers, state.length + steps)
 
     def step(self, tokens_B: Tensor, state: LMState, *, donate_state: bool = False) -> tuple[Tensor, LMState]:
         """One token of each row: logits (B, vocabulary) of the next one."""
@@ -173,7 +226,11 @@ class LanguageModel(nn.Module):
         embeddings = self.backbone.embed.weight.numel() + (0 if self.head is None else self.head.weight.numel())
         mixers = [block.mixer for block in self.backbone.layers]
         mlps = sum(2 * m.weight.numel() for b in self.backbone.layers if b.mlp for m in (b.mlp.up, b.mlp.down))
-        outside = mlps + 2 * self.vocab_size * config.d_model  # the output matrix; looking up a row is free
+        outside = mlps + 2 * self.output_matrix.numel()  # looking up a row of the embedding is free
+        if self.continuous:
+            outside += 2 * self.backbone.embed.weight.numel()
+        if self.readout is not None:
+            outside += sum(2 * m.weight.numel() for m in (self.readout.up, self.readout.down))
         return {
             "params": total,
             "params_non_embedding": total - embeddings,
@@ -186,7 +243,15 @@ class LanguageModel(nn.Module):
         }
 
 
-def build_model(config: Config, vocab_size: int) -> LanguageModel:
+def model_for(config: Config, dataset: Dataset) -> LanguageModel:
+    """The model of a checked config for the inputs and outputs of a data set."""
+    readout_len = dataset.seq_len if dataset.readout == "last" else None
+    return build_model(config, dataset.vocab_size, input_width=dataset.input_width, readout_len=readout_len)
+
+
+def build_model(
+    config: Config, vocab_size: int, *, input_width: int | None = None, readout_len: int | None = None
+) -> LanguageModel:
     """The model of a checked config, of the class that its mixer asks for."""
     module, name = config.mixer.model_class.split(":")
     cls: type[LanguageModel] = getattr(importlib.import_module(module), name)
@@ -197,4 +262,6 @@ def build_model(config: Config, vocab_size: int) -> LanguageModel:
         seed=config.init_seed,
         activation_checkpointing=config.trainer.activation_checkpointing,
         loss_chunk=config.trainer.loss_chunk,
+        input_width=input_width,
+        readout_len=readout_len,
     )

@@ -27,7 +27,7 @@ from data.dataset import Batch
 from mixers.base import Context, Memory, MixerConfig, State
 from mixers.maglev import InjectedAttention, MaglevConfig, MemoryProjection
 from models.backbone import Block, Stack, Trace
-from models.cross_entropy import cross_entropy_sum
+from models.cross_entropy import graded_positions
 from models.init import initial_input_scalar, initialise_part
 from models.lm import Graded, LanguageModel, LMState
 
@@ -230,7 +230,7 @@ class TwoPassModel(LanguageModel):
         """
         mixer, segments = self.mixer, batch.segment_ids_BT
         if mixer.training == "bptt":
-            cross_entropy = self._cross_entropy(self.deployed_features(batch.inputs_BT, segments), batch)
+            cross_entropy = self.mean_loss(self.deployed_features(batch.inputs_BT, segments), batch)
             return cross_entropy, {"cross_entropy": cross_entropy.detach()}
         embedded_BTD = self.backbone.embedded(batch.inputs_BT)
         weight = mixer.q_ce_weight or 0.0
@@ -241,27 +241,35 @@ class TwoPassModel(LanguageModel):
         second = self._second_pass(embedded_BTD, given, segments)
         for _ in range(mixer.extra_passes):
             second = self._second_pass(embedded_BTD, second, segments)
-        loss = cross_entropy = self._cross_entropy(second.features_BTD, batch)
+        loss = cross_entropy = self.mean_loss(second.features_BTD, batch)
         terms = {"cross_entropy": cross_entropy.detach()}
         if weight:
-            of_prefiller = self._cross_entropy(first.features_BTD, batch)
+            of_prefiller = self.mean_loss(first.features_BTD, batch)
             loss = (cross_entropy + weight * of_prefiller) / (1 + weight)
             terms["prefiller_cross_entropy"] = of_prefiller.detach()
-        graded_BT = batch.targets_BT >= 0
+        weight_BT = self._weights(batch)
         with torch.no_grad():
             apart_BT = distance(second.memory_BTD, first.memory_BTD)
-            terms["distance"] = (apart_BT * graded_BT).sum() / batch.n_targets
+            terms["distance"] = (apart_BT * weight_BT).sum()
         strength = self.strength(step)
         if strength:
             ours, theirs = second.memory_BTD, first.memory_BTD
             ours = ours.detach() if mixer.detach == "decoder" else ours
             theirs = theirs.detach() if mixer.detach == "target" else theirs
             apart_BT = distance(ours, theirs, mixer.consistency, mixer.cons_eps)
-            consistency = (apart_BT * graded_BT).sum() / batch.n_targets
+            consistency = (apart_BT * weight_BT).sum()
             loss = loss + strength * consistency
             if mixer.consistency != "rms":
                 terms["consistency"] = consistency.detach()
         return loss, terms
+
+    def _weights(self, batch: Batch) -> Tensor:
+        """(B, T) of each position's distance: all graded ones of the global batch alike (eq. 5), or all positions, each row
+        with the share that its graded ones have."""
+        graded_BT = graded_positions(batch.targets_BT).float()
+        if self.mixer.consistency_at == "all":
+            graded_BT = graded_BT.mean(dim=1, keepdim=True).expand_as(graded_BT)
+        return graded_BT / batch.n_targets
 
     def strength(self, step: int) -> float:
         """lambda in an optimizer step (from 0): in a straight line from ``lam_start`` to ``lam`` over ``lam_steps``."""
@@ -281,16 +289,6 @@ class TwoPassModel(LanguageModel):
         return first._replace(
             memory_BTD=torch.where(chance_BT1 < self.mixer.own_memory_prob, own_BTD, first.memory_BTD)
         )
-
-    def _cross_entropy(self, features_BTD: Tensor, batch: Batch) -> Tensor:
-        nats = cross_entropy_sum(
-            features_BTD.flatten(0, 1),
-            self.output_matrix,
-            batch.targets_BT.flatten(),
-            cap=self.config.logit_cap,
-            rows=self.loss_chunk,
-        )
-        return nats / batch.n_targets
 
     # ---- the recurrence ----
 
@@ -313,7 +311,7 @@ class TwoPassModel(LanguageModel):
         In training gradients go back through time, ``bptt_len`` tokens at a time where that is set. ``graded`` takes
         (features of a block of tokens, slice) and the features are not kept then.
         """
-        batch_size, steps = tokens_BT.shape
+        batch_size, steps = tokens_BT.shape[:2]
         if state is None:
             state = self.init_state(batch_size, steps)
         embedded_BTD = self.backbone.embedded(tokens_BT)
@@ -361,17 +359,21 @@ class TwoPassModel(LanguageModel):
         if mode not in self.modes:
             raise ValueError(f"mode={mode}: must be one of {', '.join(self.modes)}")
         if mode == TEACHER_FORCED:
-            return self.graded(self.features(batch.inputs_BT, batch.segment_ids_BT), batch.targets_BT)
+            return self.graded(self.features(batch.inputs_BT, batch.segment_ids_BT), batch)
+        if self.readout is not None:  # needs the last position before it can say anything of the first
+            return self.graded(self.deployed_features(batch.inputs_BT, batch.segment_ids_BT), batch)
         parts: list[Graded] = []
 
         def take(features_BTD: Tensor, where: slice) -> None:
-            parts.append(self.graded(features_BTD, batch.targets_BT[:, where]))
+            answers_BT = None if batch.answers_BT is None else batch.answers_BT[:, where]
+            part = batch._replace(targets_BT=batch.targets_BT[:, where], answers_BT=answers_BT)
+            parts.append(self.graded(features_BTD, part))
 
         donate = not torch.is_grad_enabled()
         self._unrolled(batch.inputs_BT, batch.segment_ids_BT, donate_state=donate, graded=take)
         return Graded(*(torch.cat(field, dim=1) for field in zip(*parts, strict=True)))
 
-    def prefill(self, tokens_BT: Tensor, state: LMState, *, donate_state: bool = False) -> tuple[Tensor, LMState]:
+    def read(self, tokens_BT: Tensor, state: LMState, *, donate_state: bool = False) -> tuple[Tensor, LMState]:
         """As the base class says. Exact and token by token; with ``prefill=q_assisted`` the first tokens of a sequence are
         read at once instead: pass 1, then ``prefill_passes`` times the decoder on the memory of the pass before. That is
         as near as pass 1 is to the recurrence, and exact once there are as many passes as tokens."""
@@ -379,7 +381,7 @@ class TwoPassModel(LanguageModel):
         steps = tokens_BT.shape[1]
         if self.mixer.prefill == "recurrent" or state.length > 0 or steps == 1:
             features_BTD, _, after = self._unrolled(tokens_BT, None, state, donate_state)
-            return self.logits(features_BTD), after
+            return features_BTD, after
         embedded_BTD = self.backbone.embedded(tokens_BT)
         memory_BTD = self.prefill_memory(embedded_BTD, None, features=False).memory_BTD
         positions = torch.arange(steps, device=tokens_BT.device)
@@ -389,7 +391,7 @@ class TwoPassModel(LanguageModel):
         context = self._context(positions, None, donate_state=donate_state)
         last = self.decode(embedded_BTD, self.shift(memory_BTD), state.layers, context=context)
         assert last.states is not None
-        return self.logits(last.features_BTD), TwoPassState(last.states, steps, last.memory_BTD[:, -1])
+        return last.features_BTD, TwoPassState(last.states, steps, last.memory_BTD[:, -1])
 
     def states_after(self, tokens_BT: Tensor, segment_ids_BT: Tensor | None = None) -> list[State]:
         """As the base class says, teacher-forced."""
@@ -397,7 +399,7 @@ class TwoPassModel(LanguageModel):
         memory_BTD = torch.zeros_like(embedded_BTD)
         if self.mixer.training == "two_pass":
             memory_BTD = self.prefill_memory(embedded_BTD, segment_ids_BT, features=False).memory_BTD
-        states = self.init_state(*tokens_BT.shape).layers
+        states = self.init_state(*tokens_BT.shape[:2]).layers
         context = self._context(torch.arange(tokens_BT.shape[1], device=tokens_BT.device), segment_ids_BT)
         after = self.decode(embedded_BTD, self.shift(memory_BTD, segment_ids_BT), states, context=context).states
         assert after is not None

@@ -41,6 +41,8 @@ def science(config: Config) -> dict[str, Any]:
     for key in HOST:
         del plain[key]
     plain["tokens"] = None  # another way to write steps, which is filled in
+    if config.data.kind != "corpus":
+        plain["tokenizer"] = None  # a task has tokens of its own
     return plain
 
 

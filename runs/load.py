@@ -8,7 +8,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from data.dataset import Dataset, open_dataset
-from models.lm import LanguageModel, build_model
+from models.lm import LanguageModel, model_for
 from runs import checkpoints
 from runs.folder import read_json
 from runs.schema import Config
@@ -36,9 +36,9 @@ def open_data(config: Config) -> Dataset:
     )
 
 
-def load_model(config: Config, vocab_size: int, checkpoint: Path) -> LanguageModel:
+def load_model(config: Config, dataset: Dataset, checkpoint: Path) -> LanguageModel:
     """The model at a checkpoint's weights, on the CPU, in eval mode."""
-    model = build_model(config, vocab_size)
+    model = model_for(config, dataset)
     weights = checkpoints.load(checkpoint)["state_dict"]
     model.load_state_dict({name.removeprefix("model."): value for name, value in weights.items()})
     return model.eval()
@@ -53,4 +53,4 @@ def load_run(folder: Path) -> TrainedRun:
     if checkpoint is None:
         raise ConfigError(f"run={folder}: holds no checkpoint yet")
     dataset = open_data(config)
-    return TrainedRun(config, dataset, load_model(config, dataset.vocab_size, checkpoint), step)
+    return TrainedRun(config, dataset, load_model(config, dataset, checkpoint), step)

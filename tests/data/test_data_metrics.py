@@ -61,6 +61,16 @@ def test_parts_add_up_to_the_whole() -> None:
     assert together.metrics() == pytest.approx(whole.metrics(), rel=1e-14)
 
 
+def test_domains_are_scored_apart() -> None:
+    score = TextScore(3, np.array([1, 2, 4]), (["books", "code", "mail"], np.array([1, 0, 1])))
+    nats, targets, document = np.array([1.0, 2.0, 4.0, 9.0]), np.array([0, 1, 2, 0]), np.array([0, 1, 2, 2])
+    score.add(batch(targets, document), nats, targets == 0)
+    found = score.metrics()
+    assert found["bits_per_byte/domain=code"] == pytest.approx(14 / math.log(2) / 6)
+    assert found["bits_per_byte/domain=books"] == pytest.approx(2 / math.log(2) / 2)
+    assert "bits_per_byte/domain=mail" not in found, "nothing of it was read"
+
+
 def test_edges() -> None:
     empty = TextScore(2, np.array([1]))
     with pytest.raises(ValueError, match="nothing was scored"):

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from data.config import BpeConfig, BytesConfig, CorpusConfig
-from data.corpus import documents
 from data.dataset import Batch, Dataset, open_dataset
+from data.sources import documents
 
 TOKENIZERS = [BytesConfig(), BpeConfig(vocab_size=300)]
 

@@ -3,9 +3,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,13 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import data.plan
 import data.prepare
 from data.config import BpeConfig, BytesConfig, CorpusConfig
-from data.corpus import SPLITS, digest, documents, split_of
+from data.corpus import SPLITS, digest, split_of
 from data.prepare import prepare
+from data.sources import documents
 from data.tokenizers import load_tokenizer
 
-ROOT = Path(__file__).parents[2]
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files of a prepared folder, without the marks of who asked for it."""
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
 
 @pytest.mark.parametrize("tokenizer_cfg", [BytesConfig(), BpeConfig(vocab_size=300)])
@@ -65,8 +67,7 @@ def test_folder_depends_on_content_and_settings_only(
     assert prepare(same, BytesConfig(), tmp_path) == folder
     # Not only the name: made from the other order, the files are the same.
     again = prepare(same, BytesConfig(), tmp_path / "fresh")
-    for file in folder.iterdir():
-        assert file.read_bytes() == (again / file.name).read_bytes()
+    assert contents(folder) == contents(again)
     others = [
         prepare(replace(small_corpus, val_fraction=0.21), BytesConfig(), tmp_path),
         prepare(replace(small_corpus, test_fraction=0.21), BytesConfig(), tmp_path),
@@ -96,9 +97,11 @@ def test_large_vocabularies_get_wider_files(small_corpus: CorpusConfig, tmp_path
 
         def __init__(self, vocab_size: int) -> None:
             self.vocab_size = vocab_size
+            self.token_bytes = np.zeros(vocab_size, dtype=np.int64)
+            self.token_bytes[-2] = 1
 
         def encode(self, text: str) -> np.ndarray:
-            return np.full(3, self.vocab_size - 1)
+            return np.full(len(text.encode()), self.vocab_size - 2)
 
         def save(self, folder: Path) -> None: ...
 
@@ -108,84 +111,81 @@ def test_large_vocabularies_get_wider_files(small_corpus: CorpusConfig, tmp_path
         monkeypatch.setattr(data.prepare, "build_tokenizer", lambda cfg, texts, made=tokenizer: made)
         folder = prepare(small_corpus, BytesConfig(), tmp_path / str(size))
         assert json.loads((folder / "manifest.json").read_text())["dtype"] == dtype
-        assert (np.fromfile(folder / "val.bin", dtype=dtype) == size - 1).all()
+        assert set(np.fromfile(folder / "val.bin", dtype=dtype)) == {size - 1, size - 2}
 
 
 def test_an_empty_split_is_refused(write_jsonl: Callable[..., str], tmp_path: Path) -> None:
     cfg = CorpusConfig(name="mine", paths=[write_jsonl(["alone"])])
     with pytest.raises(ValueError, match=r"data\.val_fraction=0\.05.*none of 1 documents fell into the \w+ split"):
         prepare(cfg, BytesConfig(), tmp_path / "cache")
-    assert not (tmp_path / "cache").exists()
-
-
-def test_two_processes_at_once(small_corpus: CorpusConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    context = multiprocessing.get_context("fork")
-    barrier, results = context.Barrier(2), context.Queue()
-    rename = os.rename
-
-    def both_then_rename(source: Path, target: Path) -> None:
-        barrier.wait(timeout=20)  # each has made its whole folder before either gives the name
-        rename(source, target)
-
-    monkeypatch.setattr(data.prepare.os, "rename", both_then_rename)
-    cache = tmp_path / "cache"
-
-    def work() -> None:
-        folder = prepare(small_corpus, BytesConfig(), cache)
-        results.put((str(folder), (folder / "train.bin").stat().st_size))
-
-    processes = [context.Process(target=work) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(30)
-    assert [process.exitcode for process in processes] == [0, 0]
-    first, second = results.get(), results.get()
-    assert first == second
-    assert [entry.name for entry in cache.iterdir()] == [Path(first[0]).name]
-
-
-def test_a_killed_process_leaves_nothing_that_counts(small_corpus: CorpusConfig, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    code = f"""
-import os, signal, data.prepare
-from data.config import *
-from data.tokenizers import BytesTokenizer
-from pathlib import Path
-encode, calls = BytesTokenizer.encode, []
-def die(self, text):
-    calls.append(text)
-    if len(calls) == 250:  # in the second or third of the three files
-        os.kill(os.getpid(), signal.SIGKILL)
-    return encode(self, text)
-BytesTokenizer.encode = die
-data.prepare.prepare({small_corpus!r}, BytesConfig(), Path({str(cache)!r}))
-"""
-    killed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    left = list(cache.iterdir())
-    assert len(left) == 1 and left[0].name.startswith(".") and (left[0] / "train.bin").exists()
-    # One of a process that lives is left alone.
-    living = cache / left[0].name.replace(left[0].name.split(".")[-2], str(os.getppid()))
-    living.mkdir()
-    folder = prepare(small_corpus, BytesConfig(), cache)
-    assert sorted(cache.iterdir()) == sorted([folder, living])
-    assert (folder / "manifest.json").exists()
-
-
-def test_an_error_leaves_nothing(small_corpus: CorpusConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(data.prepare, "_publish", fail)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(small_corpus, BytesConfig(), tmp_path / "cache")
     assert not list((tmp_path / "cache").iterdir())
 
 
-def test_a_prepared_folder_is_not_made_again(
+def test_empty_documents_are_skipped_and_counted(
+    write_jsonl: Callable[..., str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = [f"text {number}" for number in range(40)]
+    shares = {"val_fraction": 0.3, "test_fraction": 0.3}
+    full = CorpusConfig(name="mine", paths=[write_jsonl(texts)], **shares)
+    holes = CorpusConfig(name="mine", paths=[write_jsonl([*texts, "", " \n"], "holes.jsonl")], **shares)
+    folder = prepare(full, BytesConfig(), tmp_path)
+    assert "skipped" not in caplog.text
+    assert prepare(holes, BytesConfig(), tmp_path) == folder
+    assert "data.name=mine: skipped 2 empty documents beside 40 with text" in caplog.text
+    with pytest.raises(ValueError, match=r"data\.paths=.*blank.*no document has any text"):
+        prepare(replace(full, paths=[write_jsonl(["", " "], "blank.jsonl")]), BytesConfig(), tmp_path)
+
+
+def test_equal_documents_are_kept(write_jsonl: Callable[..., str], tmp_path: Path) -> None:
+    texts = [f"text {number % 20}" for number in range(60)]
+    cfg = CorpusConfig(name="mine", paths=[write_jsonl(texts)], val_fraction=0.3, test_fraction=0.3)
+    manifest = json.loads((prepare(cfg, BytesConfig(), tmp_path) / "manifest.json").read_text())
+    assert sum(counts["documents"] for counts in manifest["splits"].values()) == 60
+    once = replace(cfg, paths=[write_jsonl(texts[:20], "once.jsonl")])
+    assert (
+        json.loads((prepare(once, BytesConfig(), tmp_path) / "manifest.json").read_text())["source"]
+        != manifest["source"]
+    )
+
+
+def test_two_processes_at_once(small_corpus: CorpusConfig, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(3), context.Queue()
+    cache = tmp_path / "cache"
+
+    def work() -> None:
+        barrier.wait(timeout=20)
+        calls: list[int] = []
+        whole = data.prepare.assemble
+        data.prepare.assemble = lambda *args, **more: (calls.append(1), whole(*args, **more))  # type: ignore[assignment]
+        folder = prepare(small_corpus, BytesConfig(), cache)
+        results.put((str(folder), len(calls)))
+
+    processes = [context.Process(target=work) for _ in range(3)]
+    for process in processes:
+        process.start()
+    found = [results.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join(30)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert len({folder for folder, _ in found}) == 1
+    assert sorted(calls for _, calls in found) == [0, 0, 3], "one works, the others wait"
+    assert [entry.name for entry in cache.iterdir()] == [Path(found[0][0]).name]
+
+
+def test_a_prepared_folder_is_not_made_again_nor_are_texts_read(
     small_corpus: CorpusConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = prepare(small_corpus, BpeConfig(vocab_size=300), tmp_path)
-    monkeypatch.setattr(data.prepare, "build_tokenizer", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(data.plan, "scatter", lambda *_: pytest.fail("read again"))
     assert prepare(small_corpus, BpeConfig(vocab_size=300), tmp_path) == folder
+    assert prepare(replace(small_corpus, seq_len=9, name="else"), BpeConfig(vocab_size=300), tmp_path) == folder
+
+
+def test_a_changed_file_is_read_again(small_corpus: CorpusConfig, tmp_path: Path) -> None:
+    folder = prepare(small_corpus, BytesConfig(), tmp_path)
+    file = Path(small_corpus.paths[0])
+    stat = file.stat()
+    file.write_text(file.read_text().replace('#7"', '#8"'))  # of the same size
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    assert prepare(small_corpus, BytesConfig(), tmp_path) != folder

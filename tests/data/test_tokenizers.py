@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 
 from data.config import BpeConfig, BytesConfig, CorpusConfig
-from data.corpus import documents
+from data.sources import documents
 from data.tokenizers import BpeTokenizer, BytesTokenizer, Tokenizer, build_tokenizer, byte_characters, load_tokenizer
 
 AWKWARD = (
@@ -108,7 +108,7 @@ def test_byte_characters_are_those_of_byte_level_bpe() -> None:
 
 def test_training_is_deterministic_across_processes_and_threads(bpe: BpeTokenizer) -> None:
     code = (
-        "from data.config import CorpusConfig; from data.corpus import documents; from data.tokenizers import *;"
+        "from data.config import CorpusConfig; from data.sources import documents; from data.tokenizers import *;"
         "texts = [document.text for document in documents(CorpusConfig())[:60]];"
         "print(BpeTokenizer.train(texts[::-1], vocab_size=512).fingerprint)"
     )
