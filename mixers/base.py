@@ -42,6 +42,18 @@ class Context:
 NO_CONTEXT = Context()
 
 
+class Knob(NamedTuple):
+    """A field that the budget solver (`models/budget.py`) may turn in whole steps from ``low`` to ``high``."""
+
+    key: str  # of the model or the mixer, as in mixer.window
+    low: float = 1
+    high: float | None = None  # None: as far as it has an effect
+    per_head_dim: bool = False  # the field is a share of head_dim, and a step is one channel
+
+
+MLP_WIDTH = Knob("model.mlp_width")
+
+
 @dataclass
 class MixerConfig:
     """What every mixer's config has. Subclasses add fields; `conf/mixer/<name>.yaml` lists all with their reasons."""
@@ -53,6 +65,10 @@ class MixerConfig:
 
     # The class of `models` that is built around the layers, as module:name.
     model_class: ClassVar[str] = "models.lm:LanguageModel"
+    # What `match=params` and `match=flops` turn until the model meets its budget, and what `match=state` turns; a sentence
+    # where nothing sets the state without being something else.
+    budget_knob: ClassVar[Knob] = MLP_WIDTH
+    state_knob: ClassVar[Knob | str] = "its state is as wide as the layer itself"
     # Fields that the contract tests set, where the defaults do not fit a tiny model.
     test_overrides: ClassVar[dict] = {}
 

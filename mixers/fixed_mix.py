@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from omegaconf import MISSING
 from torch import Tensor, nn
 
-from mixers.base import NO_CONTEXT, Context, Mixer, MixerConfig, State
+from mixers.base import NO_CONTEXT, Context, Knob, Mixer, MixerConfig, State
 from mixers.ops._documents import positions_in_documents
 from mixers.ops.online_conv import document_starts
 from mixers.parts import ResidualLinear
@@ -35,6 +35,7 @@ class FixedMixConfig(MixerConfig):
     expanded: bool = False
     position_bias: bool = True
 
+    state_knob: ClassVar[Knob | str] = "it keeps all tokens, as wide as the layer, up to its length"
     test_overrides: ClassVar[dict] = {"length": 2048}
 
     @property

@@ -7,10 +7,10 @@ A part is any mixer's config with all of its fields; ``mixer.parts.a.window=32``
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from mixers import register
-from mixers.base import Mixer, MixerConfig
+from mixers.base import Knob, Mixer, MixerConfig
 
 
 @register
@@ -21,6 +21,8 @@ class HybridConfig(MixerConfig):
     kind: str = "hybrid"
     parts: dict[str, Any] = field(default_factory=dict)
     pattern: list[str] = field(default_factory=list)
+
+    state_knob: ClassVar[Knob | str] = "its parts have states of several kinds; choose their fields by hand"
 
     def check(self, path: str) -> None:
         if not self.parts:

@@ -18,7 +18,7 @@ from omegaconf import MISSING
 from torch import Tensor, nn
 
 from mixers import register
-from mixers.base import NO_CONTEXT, Context, Mixer, MixerConfig, State
+from mixers.base import NO_CONTEXT, Context, Knob, Mixer, MixerConfig, State
 from mixers.ops._documents import positions_in_documents
 from mixers.ops.long_conv import BACKENDS, causal_conv, conv_flops_per_token
 from mixers.ops.online_conv import init_conv_state, online_conv
@@ -43,6 +43,7 @@ class HyenaConfig(MixerConfig):
     short_width: int = 3
     backend: str = "auto"
 
+    state_knob: ClassVar[Knob | str] = "it keeps all tokens, as wide as the layer, up to its length"
     test_overrides: ClassVar[dict] = {"length": 2048}
 
     def check(self, path: str) -> None:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixers.base import NO_CONTEXT, Context, Mixer, MixerConfig, State
+from mixers.base import NO_CONTEXT, Context, Knob, Mixer, MixerConfig, State
 from mixers.parts import ResidualLinear, RMSNorm, ShortConv, l2_normalise, rotary, wide_linear
 
 CONV_ON = ("none", "qk", "qkv")
@@ -42,6 +42,7 @@ class LinearFrameConfig(MixerConfig):
     output_gate: str = "none"
     positions: str = "none"
 
+    state_knob: ClassVar[Knob | str] = Knob("mixer.expand_v", low=0.25, high=4, per_head_dim=True)
     gates: ClassVar[int] = 0  # scalars per head and token that the rule needs; may be a property
 
     @property

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from mixers import register
-from mixers.base import NO_CONTEXT, Context, Memory, Mixer, MixerConfig, State
+from mixers.base import NO_CONTEXT, Context, Knob, Memory, Mixer, MixerConfig, State
 from mixers.kernels import chosen
 from mixers.ops.attention import attention, init_attention_state, restart_attention
 from mixers.ops.strided_attention import strided_attention
@@ -80,6 +80,7 @@ class MaglevConfig(MixerConfig):
     memory_residual: float = 0.0
 
     model_class: ClassVar[str] = "models.two_pass:TwoPassModel"
+    state_knob: ClassVar[Knob | str] = Knob("mixer.window")
     recurrent_only: ClassVar[bool] = True  # the decoder's state must not grow with the sequence
     prefiller_gated: ClassVar[bool] = False  # pass 1 is the decoder with a memory of zero, its gates at work
     test_overrides: ClassVar[dict] = {"window": 5, "gate_init_std": 0.5}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mixers import register
+from mixers.base import Knob
 from mixers.transformer import TransformerConfig
 
 
@@ -17,6 +18,7 @@ class SlidingWindowConfig(TransformerConfig):
     kind: str = "swa"
     window: int = 64  # type: ignore[misc]
 
+    state_knob: ClassVar[Knob | str] = Knob("mixer.window")
     test_overrides: ClassVar[dict] = {"window": 5}
 
     def check(self, path: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mixers import register
-from mixers.base import NO_CONTEXT, Context, Mixer, MixerConfig, State
+from mixers.base import NO_CONTEXT, Context, Knob, Mixer, MixerConfig, State
 from mixers.kernels import chosen
 from mixers.ops.attention import attention, init_attention_state
 from mixers.parts import ResidualLinear, rms_normalise, rotary
@@ -25,6 +25,9 @@ class TransformerConfig(MixerConfig):
     rope_base: float = 10_000.0
 
     window: ClassVar[int | None] = None
+    state_knob: ClassVar[Knob | str] = (
+        "its keys and values are as many as the tokens, and a shorter window is mixer=swa"
+    )
 
     def check(self, path: str) -> None:
         if self.head_dim % 2:

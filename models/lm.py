@@ -37,6 +37,10 @@ class Graded(NamedTuple):
     correct_BT: Tensor  # bool: the likeliest token is right
 
 
+GRADED_LOGITS = 2**26
+"""Logits that exist at once where a model is graded: a quarter of a GiB, whatever batch and vocabulary are."""
+
+
 class LastReadout(nn.Module):
     """All positions decoded from the features at the last one: an MLP is told the position that is wanted (MAD's
     compression, arXiv 2403.17844). It is the same for every mixer."""
@@ -132,10 +136,16 @@ class LanguageModel(nn.Module):
         if self.continuous:
             errors_BT = squared_errors(self.predictions(features_BTD), targets_BT)
             return Graded(errors_BT, torch.zeros_like(errors_BT, dtype=torch.bool))
-        logits = self.logits(features_BTD).flatten(0, -2)
-        nats = F.cross_entropy(logits, targets_BT.flatten(), ignore_index=IGNORED, reduction="none")
-        correct_BT = right(batch, logits.argmax(-1).view(targets_BT.shape)) & graded_positions(targets_BT)
-        return Graded(nats.view(targets_BT.shape), correct_BT)
+        rows = max(1, GRADED_LOGITS // self.vocab_size)
+        nats, likeliest = [], []
+        for part_ND, targets_N in zip(
+            features_BTD.flatten(0, -2).split(rows), targets_BT.flatten().split(rows), strict=True
+        ):
+            logits = self.logits(part_ND)
+            nats.append(F.cross_entropy(logits, targets_N, ignore_index=IGNORED, reduction="none"))
+            likeliest.append(logits.argmax(-1))
+        correct_BT = right(batch, torch.cat(likeliest).view(targets_BT.shape)) & graded_positions(targets_BT)
+        return Graded(torch.cat(nats).view(targets_BT.shape), correct_BT)
 
     def predictions(self, features_BTD: Tensor) -> Tensor:
         """(B, T): the real number that is predicted at each position."""

@@ -42,6 +42,18 @@ def load(path: Path) -> dict[str, Any]:
     return torch.load(path, map_location="cpu", weights_only=False, mmap=True)
 
 
+def keep(folder: Path, step: int) -> None:
+    """Keep the newest checkpoint for good, beside the one that the next save will replace. The two share their bytes."""
+    path = folder / "checkpoints" / f"step_{step:08d}.ckpt"
+    path.unlink(missing_ok=True)
+    os.link(folder / "checkpoints" / LAST, path)
+
+
+def kept(folder: Path) -> list[Path]:
+    """The checkpoints that ``trainer.keep_every`` kept, by step."""
+    return sorted((folder / "checkpoints").glob("step_*.ckpt"))
+
+
 def find(folder: Path, run_id: str) -> tuple[Path | None, int]:
     """The newest whole checkpoint of a run folder and its step; (None, 0) where there is none. Torn ones are removed.
 

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from runs import identity as ids
 from runs.folder import Busy, RunFolder
 from runs.schema import Config
-from runs.validate import ConfigError, validate
+from runs.validate import ConfigError, reference, validate
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def run(cfg: DictConfig) -> None:
     me = ids.identify(cfg, config, hydra.runtime.choices["mixer"])
     folder = RunFolder(me.folder)
     if not is_first_process():
-        _follow(config, me)
+        _follow(_matched(cfg, config)[0], me)
         return
     if folder.status().get("state") == "done":
         log.info("%s is finished: skipped (%s)", me.name, me.folder)
@@ -63,7 +63,7 @@ def run(cfg: DictConfig) -> None:
         return
     try:
         with _log_file(me.folder / "train.log"):
-            _lead(config, me, folder)
+            _lead(cfg, config, me, folder)
     finally:
         folder.release()
 
@@ -79,8 +79,24 @@ def _refuse_unprepared(config: Config) -> None:
             raise ConfigError(str(error)) from None
 
 
+def _matched(cfg: DictConfig, config: Config) -> tuple[Config, dict[str, Any] | None]:
+    """The config with its model at the budget that ``match`` asks for, and what run.json keeps of how. Comes after the
+    run's identity: that is of what was asked."""
+    if config.match == "none":
+        return config, None
+    from models.budget import CannotMeet, meet, shape_of
+    from runs.load import open_data
+
+    try:
+        config, match = meet(config, reference(cfg, config), shape_of(open_data(config)))
+    except CannotMeet as cannot:
+        raise ConfigError(str(cannot)) from None
+    log.log(logging.INFO if match.met else logging.WARNING, "match=%s: %s", match.kind, match)
+    return config, match.plain()
+
+
 def _refuse_multirun(config: Config, launcher: str | None) -> None:
-    if launcher == "basic":
+    if launcher in ("basic", "joblib"):
         raise ConfigError(
             f"trainer.strategy={config.trainer.strategy}: the processes of a multirun's runs cannot be started from one "
             "process. Start the runs one by one, or give each a process of its own with another hydra/launcher"
@@ -113,7 +129,7 @@ def _warn_of_other_code(folder: RunFolder, config: Config) -> dict[str, str]:
     return now
 
 
-def _lead(config: Config, me: ids.Identity, folder: RunFolder) -> None:
+def _lead(cfg: DictConfig, config: Config, me: ids.Identity, folder: RunFolder) -> None:
     """The process that owns the folder."""
     from runs import checkpoints
     from runs.host import describe, git_commit, set_threads
@@ -128,6 +144,7 @@ def _lead(config: Config, me: ids.Identity, folder: RunFolder) -> None:
         # Without a checkpoint nothing of an earlier attempt is left, its code included.
         before = folder.record() if checkpoint else {}
         code = _warn_of_other_code(folder, config) if checkpoint else ids.code_hashes(*config.mixer.kinds())
+        config, match = _matched(cfg, config)
         OmegaConf.save(OmegaConf.create(dataclasses.asdict(config)), folder.path / "config.yaml")
         folder.set_record(
             run_id=me.run_id,
@@ -137,6 +154,7 @@ def _lead(config: Config, me: ids.Identity, folder: RunFolder) -> None:
             host=dataclasses.asdict(config.trainer),
             comparison=me.comparison,
             comparison_key=me.comparison_key,
+            match=match,
             code=before.get("code", code),
             code_changed=bool(before.get("code_changed") or before.get("code", code) != code),
             commit=git_commit(ids.ROOT),
@@ -188,6 +206,7 @@ def _command() -> str:
 
 
 def _train_and_test(config: Config, me: ids.Identity, folder: RunFolder, checkpoint: Path | None, sink: Any) -> dict:
+    from models.budget import activation_dtype
     from models.lm import model_for
     from runs.checkpoints import LAST
     from runs.fit import fit
@@ -203,7 +222,7 @@ def _train_and_test(config: Config, me: ids.Identity, folder: RunFolder, checkpo
         )
     model = model_for(config, dataset)
     folder.set_record(kernels=choose_kernels(config, model, dataset))
-    counts = model.counts(dataset.seq_len)
+    counts = model.counts(dataset.seq_len, activation_dtype(config.precision))
     assert config.steps is not None
     tokens = config.steps * config.tokens_per_step
     folder.set_record(

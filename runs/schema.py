@@ -47,6 +47,7 @@ class Trainer:
     kernels: str = "torch"
     log_every: int = 10
     checkpoint_every: int = 100
+    keep_every: int | None = None
     progress: bool = True
 
     def check(self, path: str) -> None:
@@ -63,6 +64,7 @@ class Trainer:
             "loss_chunk",
             "log_every",
             "checkpoint_every",
+            "keep_every",
         ):
             at_least(f"{path}.{name}", getattr(self, name), 1)
         if self.strategy == "auto" and self.devices * self.nodes > 1:
@@ -115,6 +117,9 @@ class Config:
     seed: int = 0
     init_seed: int = 0
     data_seed: int = 0
+    match: str = "none"
+    match_reference: str | None = "transformer"
+    match_len: int | None = None
     study: Any = None
 
     def check(self) -> None:
@@ -132,6 +137,7 @@ class Config:
         at_least("global_batch", self.global_batch, 1)
         one_of("precision", self.precision, ("fp32", "bf16"))
         at_least("tokens", self.tokens, 1)
+        self._check_match()
         if self.tokens is not None:
             self.steps = math.ceil(self.tokens / (self.global_batch * self.data.seq_len))
         if self.steps is None:
@@ -151,6 +157,22 @@ class Config:
                 f"{math.ceil(self.global_batch / (processes * micro)) * processes * micro}"
             )
         self.trainer.micro_batch = micro
+
+    def _check_match(self) -> None:
+        """Fills in ``match_len``, and empties what is not used: it is no part of the run then."""
+        one_of("match", self.match, ("none", "params", "flops", "state"))
+        at_least("match_len", self.match_len, 1, "null takes data.seq_len")
+        if self.match_len is not None and self.match != "state":
+            raise ValueError(
+                f"match_len={self.match_len}: is the length at which match=state compares states; with "
+                f"match={self.match} it must be null"
+            )
+        if self.match == "none":
+            self.match_reference = None
+        elif self.match_reference is None:
+            raise ValueError("match_reference=null: name the mixer whose budget is met, as in transformer")
+        if self.match == "state" and self.match_len is None:
+            self.match_len = self.data.seq_len
 
     @property
     def accumulate(self) -> int:

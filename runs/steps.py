@@ -27,7 +27,7 @@ from models.guard import Spikes
 from models.module import TrainingModule
 from models.optim import learning_rate
 from models.two_pass import TwoPassModel
-from runs.checkpoints import LAST
+from runs.checkpoints import LAST, keep
 from runs.folder import RunFolder
 from runs.schema import Config
 from runs.wandb_sink import NoSink
@@ -114,7 +114,8 @@ class StepEnd(Callback):
             self._validate(trainer, pl_module, step)
         if trainer.world_size > 1:
             self.flag = self._agree(pl_module.device)
-        if last or self.flag or step % self.config.trainer.checkpoint_every == 0:
+        intervals = [n for n in (self.config.trainer.checkpoint_every, self.config.trainer.keep_every) if n]
+        if last or self.flag or any(step % n == 0 for n in intervals):
             self._save(trainer, step)
         if self.flag and not last:
             raise Stopped(self.flag)
@@ -217,6 +218,8 @@ class StepEnd(Callback):
         if self.folder is not None:
             self.folder.sync_metrics()
         trainer.save_checkpoint(self.checkpoint)
+        if self.folder is not None and self.config.trainer.keep_every and step % self.config.trainer.keep_every == 0:
+            keep(self.folder.path, step)
         if self.folder is not None:
             self.folder.set_status(step=step)
 

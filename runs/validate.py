@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import difflib
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from hydra.errors import ConfigCompositionException
@@ -14,6 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 from runs import schema
 
 T = TypeVar("T")
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
 
 _GROUPS = {
     f.name: f.default_factory
@@ -144,7 +148,59 @@ def validate(cfg: DictConfig) -> schema.Config:
         raise ConfigError(f"{missing[0]}: no value")
     config = schema.Config(**parts, **{k: root[k] for k in scalars}, study=plain.get("study"))
     _checked(config)
+    if config.match != "none":
+        reference(cfg, config)  # a wrong one is refused here, before anything starts
     return config
+
+
+def reference(cfg: DictConfig, config: schema.Config) -> schema.Config:
+    """The config whose budget ``config`` has to meet: the same but for the mixer, which is the file
+    ``conf/mixer/<match_reference>.yaml`` as it stands. ``cfg`` is what Hydra composed. Raises ConfigError."""
+    other = copy.deepcopy(cfg)
+    OmegaConf.set_readonly(other, False)
+    OmegaConf.set_struct(other, False)
+    assert config.match_reference is not None
+    other.mixer = mixer_node(config.match_reference)
+    other.update(match="none", match_len=None)
+    try:
+        return validate(other)
+    except ConfigError as error:
+        raise ConfigError(f"match_reference={config.match_reference}: {error}") from None
+
+
+@cache
+def mixer_node(name: str) -> Any:
+    """``conf/mixer/<name>.yaml``, its defaults put together by Hydra and its interpolations as they are."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.utils import create_config_search_path
+    from hydra.types import RunMode
+
+    names = sorted(path.stem for path in (CONF / "mixer").glob("*.yaml"))
+    if name not in names:
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"match_reference={name}: no such choice.{hint} Choices: {', '.join(names)}")
+    loader = ConfigLoaderImpl(config_search_path=create_config_search_path(str(CONF)))
+    return loader.load_configuration(f"mixer/{name}", [], RunMode.RUN).mixer
+
+
+def data_config(name: str) -> Any:
+    """The checked config of a file of `conf/data/` as it stands. Raises ConfigError where there is none."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    from data.config import DATA
+    from runs.identity import ROOT
+
+    if not (ROOT / "conf" / "data" / f"{name}.yaml").exists():
+        known = sorted(path.stem for path in (ROOT / "conf" / "data").glob("*.yaml"))
+        raise ConfigError(unknown_key(f"data={name}", known))
+    if GlobalHydra.instance().is_initialized():
+        cfg = compose("config", overrides=[f"data={name}"])
+    else:
+        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+            cfg = compose("config", overrides=[f"data={name}"])
+    return _by_kind(DATA, OmegaConf.to_container(cfg.data, resolve=True), "data")
 
 
 def command_line(cls: type[T], arguments: list[str]) -> T:

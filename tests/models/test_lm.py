@@ -153,3 +153,12 @@ def test_initial_loss_is_that_of_guessing():
     y = torch.randint(0, 200, (4, 64), generator=torch.Generator().manual_seed(4))
     loss = float(model.loss(Batch(x, y, None, 4 * 64, None))[0].detach())
     assert math.log(200) - 0.2 < loss < math.log(200) + 1.2
+
+
+def test_grading_in_pieces_is_the_same(monkeypatch):
+    model, batch = language_model("transformer").double(), batch_of(3, 20, graded=13)
+    whole = model.grade(batch)
+    monkeypatch.setattr("models.lm.GRADED_LOGITS", 7 * 11)
+    pieces = model.grade(batch)
+    torch.testing.assert_close(pieces.nats_BT, whole.nats_BT)
+    assert torch.equal(pieces.correct_BT, whole.correct_BT)
