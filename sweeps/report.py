@@ -1,4 +1,4 @@
-"""Tables with intervals, figures, one self-contained page and JSON, from run folders alone.
+"""Tables with intervals, figures, one self-contained page, Markdown, CSV and JSON, from run folders alone.
 
 python -m sweeps.report study=quickstart
 python -m sweeps.report runs=[DIR1,DIR2] tuned=[optimizer.lr] reference=transformer
@@ -26,9 +26,12 @@ from typing import Any
 
 from runs.validate import unknown_key
 from sweeps.cli import UsageError, as_list, parse
-from sweeps.reports.collect import CollectError, Run, collect, read_any
+from sweeps.reports.bar import FILE as YARDSTICK
+from sweeps.reports.bar import read_kept
+from sweeps.reports.collect import CollectError, Run, collect, read_any, settled
 from sweeps.reports.export import report_json, write_compact, write_json
 from sweeps.reports.gate import NotComparable
+from sweeps.reports.markdown import as_csv, markdown
 from sweeps.reports.table import Board, build
 from sweeps.reports.tuning import StudyRecord, read_study
 
@@ -47,9 +50,11 @@ def make(
     yardstick: bool = True,
     results: Path = Path("results"),
     cache: Path = Path(".cache"),
-    command: str = "",
+    command: Sequence[str] = (),
 ) -> tuple[Board, dict[str, Any], Path]:
     """Make a report. Returns the leaderboard, the content of report.json and the folder that everything is in.
+
+    ``command`` are the arguments of the command line that asked for it, if one did.
 
     Raises CollectError, NotComparable or ValueError, each with a message for the user.
     """
@@ -65,19 +70,21 @@ def make(
             members = record.members()
             found = [run for run in found if run.name in members]
     settings = _settings(record)
-    board = build(
-        found,
-        name=name,
-        study=record,
-        metric=metric or settings.get("metric", "test/bits_per_byte"),
-        reference=reference,
-        tuned=tuned,
-        cache=cache if yardstick else None,
-    )
     folder = output or results / name
-    content = report_json(board, command)
-    if board.bar is None and yardstick:
-        _keep_yardstick(folder, content)
+    question: dict[str, Any] = {
+        "name": name,
+        "study": record,
+        "metric": metric or settings.get("metric") or usual_metric(found),
+        "reference": reference,
+        "tuned": tuned,
+        "cache": cache if yardstick else None,
+        "kept": None if full else read_kept(results / name),
+    }
+    board = build(found, **question)
+    if full or runs:
+        inside = {run.name for run in board.runs}
+        board = build([settled(run, bulk=run.name in inside) for run in found], **question)
+    content = report_json(board, public(command, found) if command else "")
     _write(board, content, folder)
     if full and output is None:
         write_compact(board, results, record.content if record else None)
@@ -93,32 +100,49 @@ def _settings(record: StudyRecord | None) -> dict[str, Any]:
     return settings
 
 
+def usual_metric(runs: Sequence[Run]) -> str:
+    """Bits per byte of text; of a task its accuracy, of regression the error above the best possible."""
+    known = (
+        set.intersection(*(set(run.metrics) for run in runs if run.done)) if any(run.done for run in runs) else set()
+    )
+    if "test/bits_per_byte" in known or "test/accuracy" not in known:
+        return "test/excess" if "test/excess" in known and "test/accuracy" not in known else "test/bits_per_byte"
+    return "test/accuracy"
+
+
 def _distinct(runs: Sequence[Run]) -> list[Run]:
     """A folder that was named twice counts once."""
     return list({run.name: run for run in runs}.values())
 
 
-def _keep_yardstick(folder: Path, content: dict[str, Any]) -> None:
-    """The earlier report's, where the corpus is not at hand (a fresh clone) and the data are the same."""
-    try:
-        before = json.loads((folder / "report.json").read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        return
-    same = before.get("proof", {}).get("data_fingerprint") == content["proof"]["data_fingerprint"]
-    if same and before.get("metric") == content["metric"]:
-        content["yardstick"] = before.get("yardstick")
-
-
 def _write(board: Board, content: dict[str, Any], folder: Path) -> None:
-    from sweeps.reports.page import page  # matplotlib is slow to import
+    from sweeps.reports.page import NAMES, page  # matplotlib is slow to import
     from sweeps.reports.plots import pictures
 
     folder.mkdir(parents=True, exist_ok=True)
     figures = pictures(board)
+    for name in NAMES - {figure.name for figure in figures}:  # an earlier report may have had them
+        (folder / f"{name}.png").unlink(missing_ok=True)
+        (folder / f"{name}.svg").unlink(missing_ok=True)
     for figure in figures:
         (folder / f"{figure.name}.png").write_bytes(figure.png)
+        (folder / f"{figure.name}.svg").write_text(figure.svg, encoding="utf-8")
     (folder / "report.html").write_text(page(board, content, figures), encoding="utf-8")
+    (folder / "report.md").write_text(markdown(board, content["command"]), encoding="utf-8")
+    (folder / "report.csv").write_text(as_csv(board, content), encoding="utf-8")
     write_json(folder / "report.json", content)
+    if board.bar is not None:
+        write_json(folder / YARDSTICK, board.bar.kept, indent=None)
+
+
+def public(arguments: Sequence[str], board_runs: Sequence[Run]) -> str:
+    """The command line as it stands in the report: without folders of this machine, so that it is the same in any
+    clone. Runs are named by where a clone would have them."""
+    words = [word for word in arguments if not word.startswith(("paths.", "output=", "runs=", "-"))]
+    if any(word.startswith("runs=") for word in arguments):
+        places = [f"results/runs/{run.record.get('study', 'default')}/{run.name}" for run in board_runs]
+        words = [f"runs=[{','.join(places)}]", *words]
+    return shlex.join(["python", "-m", "sweeps.report", *words])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -143,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             yardstick=bool(values.get("yardstick", True)),
             results=Path(str(values.get("paths.results", "results"))),
             cache=Path(str(values.get("paths.cache", ".cache"))),
-            command=shlex.join(["python", "-m", "sweeps.report", *arguments]),
+            command=arguments,
         )
     except NotComparable as error:
         sys.stderr.write(f"{error}\n")

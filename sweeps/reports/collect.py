@@ -7,6 +7,9 @@ A run folder holds ``run.json``, ``status.json``, ``metrics.jsonl`` and, once fi
 from __future__ import annotations
 
 import json
+import math
+import re
+import shlex
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -21,6 +24,9 @@ from runs.identity import SEEDS, flatten
 
 COMPACT_FORMAT = 1
 CURVE_POINTS = 120
+DIAGNOSED_POINTS = 8
+"""Rows of a compact record that keep their ``diagnostics/``, of which one has hundreds."""
+
 PRIVATE = ("hostname", "host")
 """Parts of run.json that a published record leaves out: they name machines and say nothing about the result."""
 
@@ -37,8 +43,7 @@ class Run:
     record: dict[str, Any]
     status: dict[str, Any]
     rows: list[dict[str, Any]] = field(default_factory=list)
-    document_nats: np.ndarray | None = None  # (n_documents,) float64
-    document_bytes: np.ndarray | None = None  # (n_documents,) int64
+    documents: dict[str, np.ndarray] = field(default_factory=dict)  # by name, one float64 for each test document
 
     @property
     def mixer(self) -> str:
@@ -56,7 +61,8 @@ class Run:
     def state(self) -> str:
         """The status, where a running one that gave no sign of life for a minute is ``lost``."""
         state = self.status.get("state", "queued")
-        if state == "running" and time.time() - self.status.get("heartbeat", 0) > 6 * HEARTBEAT_SECONDS:
+        beat = self.status.get("heartbeat")  # a compact record has none: there it is as it was found
+        if state == "running" and beat is not None and time.time() - beat > 6 * HEARTBEAT_SECONDS:
             return "lost"
         return state
 
@@ -87,6 +93,60 @@ class Run:
         """(init_seed, data_seed): runs of two mixers with equal ones are a pair."""
         return self.science["init_seed"], self.science["data_seed"]
 
+    def by_document(self, metric: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """(values, sizes) of each test document with sum(values) / sum(sizes) = ``metric``; None where documents do not
+        carry it. Text has ``nats`` and ``bytes``; a task has ``nats`` (or squared errors), ``correct`` or ``bayes``, and
+        ``graded``."""
+        found = self.documents
+        if not found:
+            return None
+        if "bytes" in found:
+            bits, size = found["nats"] / math.log(2), found["bytes"]
+            if metric == "test/bits_per_byte":
+                return bits, size
+            if metric == "test/loss" and self.metrics.get("test/bits_per_byte"):
+                return bits * (self.metrics["test/loss"] / self.metrics["test/bits_per_byte"]), size
+            return None
+        own = {"test/loss": found["nats"]}
+        if "correct" in found:
+            own["test/accuracy"] = found["correct"]
+        if "bayes" in found:
+            own["test/excess"] = found["nats"] - found["bayes"]
+        return (own[metric], found["graded"]) if metric in own else None
+
+    @property
+    def document_bytes(self) -> np.ndarray | None:
+        """(n_documents,) int64, of text."""
+        return self.documents["bytes"].astype(np.int64) if "bytes" in self.documents else None
+
+    @property
+    def positions(self) -> dict[str, list[float]] | None:
+        """Loss by place in the text, as ``positions`` of run.json says it; None where it was not measured.
+
+        The format, for whoever measures it: ``{"edges": [0, 1, 2, 4, 8], "mean": [5.5, 4.1, 3.2, 2.9]}``. ``mean[i]`` is
+        the mean loss of the test split, in nats per token, over positions ``edges[i] <= t < edges[i + 1]``, counted in
+        tokens from the start of the context. Edges are whole and grow; there is one more of them than of means.
+        ``train_length`` may stand beside them. Raises CollectError for anything else.
+        """
+        found = self.record.get("positions")
+        if found is None:
+            return None
+        edges, mean = found.get("edges", []), found.get("mean", [])
+        grow = all(a < b for a, b in zip(edges, edges[1:], strict=False))
+        if len(edges) != len(mean) + 1 or not mean or not grow or edges[0] < 0:
+            raise CollectError(
+                f"{self.path}: positions of {len(edges)} edges and {len(mean)} means: must be growing edges from 0, one "
+                "more than means"
+            )
+        return found
+
+    @property
+    def match(self) -> dict[str, Any] | None:
+        """What ``match=params`` and the like did to this run: ``kind``, ``reference``, ``residual`` (a share of the
+        budget), ``knob`` and ``value``. None where budgets were not matched."""
+        found = self.record.get("match")
+        return found if found and found.get("kind", "none") != "none" else None
+
     def point(self, keys: Iterable[str]) -> tuple[tuple[str, Any], ...]:
         """The run's values of ``keys``, in their order, leaving out seeds."""
         return tuple((key, self.science.get(key)) for key in keys if key not in SEEDS)
@@ -106,12 +166,11 @@ def read_run(path: Path) -> Run:
     if not record:
         raise CollectError(f"{path}: not a run folder: no run.json in it. They are results/runs/<study>/<mixer>-<id>")
     _complete(record, path)
-    nats = n_bytes = None
-    documents = path / "test_documents.npz"
-    if documents.exists():
-        with np.load(documents) as found:
-            nats, n_bytes = found["nats"].astype(np.float64), found["bytes"].astype(np.int64)
-    return Run(path, record, read_json(path / "status.json"), read_rows(path / "metrics.jsonl"), nats, n_bytes)
+    documents: dict[str, np.ndarray] = {}
+    if (path / "test_documents.npz").exists():
+        with np.load(path / "test_documents.npz") as found:
+            documents = {name: found[name].astype(np.float64) for name in found}
+    return Run(path, record, read_json(path / "status.json"), read_rows(path / "metrics.jsonl"), documents)
 
 
 def _complete(record: dict[str, Any], path: Path) -> None:
@@ -129,15 +188,12 @@ def read_compact(path: Path) -> Run:
     if content.get("format") != COMPACT_FORMAT:
         raise CollectError(f"{path}: not a compact record of a run (format {COMPACT_FORMAT})")
     _complete(content["record"], path)
-    documents = content.get("test_documents")
-    return Run(
-        path,
-        content["record"],
-        content["status"],
-        content["rows"],
-        None if documents is None else np.array(documents["nats"], dtype=np.float64),
-        None if documents is None else np.array(documents["bytes"], dtype=np.int64),
-    )
+    return _restored(path, content)
+
+
+def _restored(path: Path, content: dict[str, Any]) -> Run:
+    documents = {name: np.array(values, dtype=np.float64) for name, values in content.get("test_documents", {}).items()}
+    return Run(path, content["record"], content["status"], content["rows"], documents)
 
 
 def read_any(path: Path) -> Run:
@@ -180,16 +236,48 @@ def collect(results: Path, study: str) -> tuple[list[Run], bool]:
 def compact(run: Run, *, bulk: bool = True) -> dict[str, Any]:
     """The run as one small JSON value. ``bulk=False`` leaves out curves and documents: enough for a tuning run."""
     record = {key: value for key, value in run.record.items() if key not in PRIVATE}
+    if record.get("command"):
+        record["command"] = public_command(record["command"])
+    if record.get("overrides"):
+        record["overrides"] = [word for word in record["overrides"] if not is_private(word)]
     status = {key: run.status[key] for key in ("state", "step", "steps", "error", "attempts") if key in run.status}
     status["state"] = run.state
+    if status.get("error"):
+        status["error"] = FOLDERS.sub("", status["error"])
     out: dict[str, Any] = {"format": COMPACT_FORMAT, "record": record, "status": status, "rows": []}
     if bulk:
         out["rows"] = [{k: _short(v) for k, v in row.items()} for row in thinned(run.rows)]
-        if run.document_nats is not None and run.document_bytes is not None:
-            # A ten-thousandth nat of a document is far below what seeds change, and a fraction of the digits.
-            nats = [round(float(x), 4) for x in run.document_nats]
-            out["test_documents"] = {"nats": nats, "bytes": run.document_bytes.tolist()}
+        if run.documents:
+            # Seven digits: far below what seeds change, and a fraction of the file.
+            out["test_documents"] = {name: [_rounded(x) for x in values] for name, values in run.documents.items()}
     return out
+
+
+def settled(run: Run, *, bulk: bool = True) -> Run:
+    """The run as it is read back from its compact record. Reports are made of these, so that one made from run folders
+    and one made from the records in a clone are the same, byte for byte."""
+    small = json.loads(json.dumps(compact(run, bulk=bulk)))
+    return _restored(run.path, small)
+
+
+FOLDERS = re.compile(r"(?<![\w.~-])~?(?:/[\w.+@-]+)+/")
+"""The folders of absolute paths: they name machines and people."""
+
+
+def is_private(word: str) -> bool:
+    """Does this override say where things are kept on one machine?"""
+    return word.lstrip("+~").startswith(("paths.", "hydra.run", "hydra.sweep."))
+
+
+def public_command(command: str) -> str:
+    """A command line without what belongs to one machine: folders of programs, and where results are kept."""
+    words = [word for word in shlex.split(command) if not is_private(word)]
+    words = [Path(word).name if word.endswith((".py", "/python")) and "=" not in word else word for word in words]
+    return shlex.join(words)
+
+
+def _rounded(value: float) -> float | int:
+    return int(value) if float(value).is_integer() else float(f"{value:.7g}")
 
 
 def _short(value: Any) -> Any:
@@ -199,8 +287,18 @@ def _short(value: Any) -> Any:
 def thinned(rows: list[dict[str, Any]], points: int = CURVE_POINTS) -> list[dict[str, Any]]:
     """At most ``points`` training rows, evenly spread, the first and the last among them, and every validation."""
     training = [row for row in rows if "train/loss" in row]
-    if len(training) > points:
-        chosen = np.unique(np.linspace(0, len(training) - 1, points).round().astype(int))
-        training = [training[i] for i in chosen]
-    kept = {id(row) for row in training}
-    return [row for row in rows if id(row) in kept or "train/loss" not in row]
+    kept = {id(row) for row in _spread(training, points)}
+    looked_into = [row for row in rows if any(key.startswith("diagnostics/") for key in row)]
+    whole = {id(row) for row in _spread(looked_into, DIAGNOSED_POINTS)}
+    return [
+        row if id(row) in whole else {key: value for key, value in row.items() if not key.startswith("diagnostics/")}
+        for row in rows
+        if id(row) in kept or "train/loss" not in row
+    ]
+
+
+def _spread(rows: list[dict[str, Any]], points: int) -> list[dict[str, Any]]:
+    """At most so many, evenly spread, both ends among them."""
+    if len(rows) <= points:
+        return rows
+    return [rows[i] for i in np.unique(np.linspace(0, len(rows) - 1, points).round().astype(int))]

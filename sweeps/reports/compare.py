@@ -7,7 +7,8 @@ over test documents (ratio estimator of bits to bytes, delta method) and does no
 **Differences** to a reference are paired, by seed and by document, since both models meet the same data. A verdict
 needs both: ``p`` is the larger of the two p-values, the chance of a difference this clear if retraining *or* the choice
 of test documents explained it all. p-values are corrected for the number of mixers compared with the reference (Holm
-1979); intervals are not. One seed decides nothing, whatever the documents say.
+1979); intervals are not. One seed decides nothing, whatever the documents say. Where there is no verdict,
+`sweeps.reports.power` says how many seeds would bring one if the true difference were the one that was seen.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from sweeps.reports.collect import Run
+from sweeps.reports.power import detectable, seeds_needed
 
 ALPHA = 0.05
 ONE_SEED = "one seed: not decided"
@@ -38,6 +40,7 @@ class Estimate:
     n: int  # runs (seeds); also where the interval is over documents
     over: str  # "seeds", "documents", or "none" where there is no interval
     p: float | None = None  # two-sided, of a mean of 0
+    sd: float | None = None  # of the values, where the interval is over seeds
 
     @property
     def ci95(self) -> list[float] | None:
@@ -58,36 +61,28 @@ def over_seeds(values: Sequence[float]) -> Estimate:
     x = np.asarray(values, dtype=np.float64)
     if len(x) < 2:
         raise ValueError("an interval over seeds needs two or more")
-    return _t_interval(float(x.mean()), float(x.std(ddof=1) / math.sqrt(len(x))), len(x) - 1, len(x), "seeds")
+    sd = float(x.std(ddof=1))
+    return replace(_t_interval(float(x.mean()), sd / math.sqrt(len(x)), len(x) - 1, len(x), "seeds"), sd=sd)
 
 
-def over_documents(nats: np.ndarray, n_bytes: np.ndarray, *, scale: float = 1.0, n: int = 1) -> Estimate:
-    """Bits per byte, times ``scale``, with an interval over documents.
+def over_documents(values: np.ndarray, sizes: np.ndarray, *, n: int = 1) -> Estimate:
+    """sum(values) / sum(sizes), such as bits per byte, with an interval over documents.
 
-    The ratio R = sum(bits) / sum(bytes) is no mean of per-document ratios, so its error is that of the residuals
-    bits_d - R bytes_d (delta method; Cochran, Sampling Techniques, 3rd edition, equation 6.13). ``nats`` may be a
-    difference of two models' nats. Documents without graded bytes are left out.
+    The ratio R is no mean of per-document ratios, so its error is that of the residuals value_d - R size_d (delta method;
+    Cochran, Sampling Techniques, 3rd edition, equation 6.13). ``values`` may be a difference of two models' values.
+    Documents of size 0 are left out.
     """
-    graded = np.asarray(n_bytes) > 0
-    bits = np.asarray(nats, dtype=np.float64)[graded] / math.log(2)
-    size = np.asarray(n_bytes, dtype=np.float64)[graded]
+    graded = np.asarray(sizes) > 0
+    bits = np.asarray(values, dtype=np.float64)[graded]
+    size = np.asarray(sizes, dtype=np.float64)[graded]
     d = len(size)
     if d < 2:
-        mean = float(bits.sum() / size.sum()) * scale if d else math.nan
+        mean = float(bits.sum() / size.sum()) if d else math.nan
         return Estimate(mean, None, None, n, "none")
     ratio = bits.sum() / size.sum()
     residual = bits - ratio * size
     error = math.sqrt(d / (d - 1) * float(np.square(residual).sum())) / float(size.sum())
-    return _t_interval(float(ratio) * scale, error * abs(scale), d - 1, n, "documents")
-
-
-def document_scale(run: Run, metric: str) -> float | None:
-    """What bits per byte must be multiplied with to give ``metric``; None where documents do not carry that metric."""
-    if metric == "test/bits_per_byte":
-        return 1.0
-    if metric == "test/loss" and run.metrics.get("test/bits_per_byte"):
-        return run.metrics["test/loss"] / run.metrics["test/bits_per_byte"]
-    return None
+    return _t_interval(float(ratio), error, d - 1, n, "documents")
 
 
 def estimate(runs: Sequence[Run], metric: str) -> Estimate:
@@ -96,10 +91,10 @@ def estimate(runs: Sequence[Run], metric: str) -> Estimate:
     if len(values) > 1:
         return over_seeds(values)
     run = runs[0]
-    scale = document_scale(run, metric)
-    if scale is None or run.document_nats is None or run.document_bytes is None:
+    found = run.by_document(metric)
+    if found is None:
         return Estimate(values[0], None, None, 1, "none")
-    interval = over_documents(run.document_nats, run.document_bytes, scale=scale)
+    interval = over_documents(*found)
     return replace(interval, mean=values[0])  # the run's own figure: the same up to rounding
 
 
@@ -119,6 +114,10 @@ class Comparison:
     verdict: str = ""
     note: str = ""
     favours: bool | None = None  # does the mean favour the mixer?
+    seeds_needed: int | None = (
+        None  # to tell the difference seen; None: told already, not decided by seeds, or very many
+    )
+    detectable: float | None = None  # the smallest difference that these seeds find, with 80 % power
 
     @property
     def shown(self) -> Estimate | None:
@@ -140,31 +139,31 @@ def compare(runs: Sequence[Run], reference: Sequence[Run], metric: str, name: st
     return Comparison(name, seeds, documents, len(pairs), max(known) if seeds and known else None)
 
 
-def compare_fixed(runs: Sequence[Run], value: float, nats: np.ndarray, metric: str, name: str) -> Comparison:
-    """One mixer's runs against something without seeds: its ``value``, and its nats on the same documents."""
+def compare_fixed(runs: Sequence[Run], value: float, theirs: np.ndarray, metric: str, name: str) -> Comparison:
+    """One mixer's runs against something without seeds: its ``value``, and its values on the same documents, in the
+    metric's unit."""
     seeds = over_seeds([run.metrics[metric] - value for run in runs]) if len(runs) > 1 else None
-    scale, documents = document_scale(runs[0], metric), None
-    own = [run.document_nats for run in runs if run.document_nats is not None]
-    if scale is not None and runs[0].document_bytes is not None and len(own) == len(runs):
-        gap = np.mean(own, axis=0) - nats
-        documents = over_documents(gap, runs[0].document_bytes, scale=scale, n=len(runs))
+    documents = None
+    own = [found for run in runs if (found := run.by_document(metric)) is not None]
+    if len(own) == len(runs):
+        gap = np.mean([values for values, _ in own], axis=0) - theirs
+        documents = over_documents(gap, own[0][1], n=len(runs))
     known = [e.p for e in (seeds, documents) if e is not None and e.p is not None]
     return Comparison(name, seeds, documents, len(runs), max(known) if seeds and known else None)
 
 
 def _documents(pairs: Sequence[tuple[Run, Run]], metric: str) -> Estimate | None:
-    scale = document_scale(pairs[0][0], metric)
-    if scale is None:
-        return None
-    gaps = []
+    gaps, sizes = [], None
     for a, b in pairs:
-        if a.document_nats is None or b.document_nats is None or a.document_bytes is None or b.document_bytes is None:
+        mine, theirs = a.by_document(metric), b.by_document(metric)
+        if mine is None or theirs is None:
             return None
-        if not np.array_equal(a.document_bytes, b.document_bytes):
-            raise ValueError(f"{a.name} and {b.name} were scored on different bytes of the test documents")
-        gaps.append(a.document_nats - b.document_nats)
-    assert pairs[0][0].document_bytes is not None
-    return over_documents(np.mean(gaps, axis=0), pairs[0][0].document_bytes, scale=scale, n=len(pairs))
+        if not np.array_equal(mine[1], theirs[1]):
+            raise ValueError(f"{a.name} and {b.name} were scored on different parts of the test documents")
+        gaps.append(mine[0] - theirs[0])
+        sizes = mine[1]
+    assert sizes is not None
+    return over_documents(np.mean(gaps, axis=0), sizes, n=len(pairs))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -197,15 +196,19 @@ def _verdict(c: Comparison, tests: int) -> Comparison:
     if c.seeds is None:
         note = "the interval is over documents; seed noise is not in it"
         return replace(c, verdict=ONE_SEED, note=note)
-    assert c.p_holm is not None
-    if c.p_holm < ALPHA:
+    seeds, p_holm = c.seeds, c.p_holm
+    assert p_holm is not None and seeds.sd is not None and seeds.p is not None
+    c = replace(c, detectable=detectable(seeds.sd, seeds.n, alpha=ALPHA, tests=tests))
+    if p_holm < ALPHA:
         return replace(c, verdict="better" if c.favours else "worse")
-    note = ""
-    if c.seeds.p is not None and c.seeds.p < ALPHA:  # the interval that stands beside this verdict excludes 0
-        by_documents = c.documents is not None and (c.documents.p or 0.0) > c.seeds.p
+    note, needed = "", seeds_needed(seeds.mean, seeds.sd, alpha=ALPHA, tests=tests)
+    if needed is not None and needed <= seeds.n:
+        needed = None  # the seeds are enough: it is the documents that leave it open
+    if seeds.p < ALPHA:  # the interval that stands beside this verdict excludes 0
+        by_documents = c.documents is not None and (c.documents.p or 0.0) > seeds.p
         note = (
             "seeds agree, but the choice of test documents leaves it open"
             if by_documents
             else f"the interval alone excludes 0, but {tests} comparisons were made (Holm)"
         )
-    return replace(c, verdict="not distinguishable", note=note)
+    return replace(c, verdict="not distinguishable", note=note, seeds_needed=needed)

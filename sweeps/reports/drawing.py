@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
-from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from sweeps.reports.style import Look
 
 INK, MUTED, RULE, PAPER = "#1c1e22", "#6a6f78", "#dedcd4", "#fffefb"
+SIZES = {"*": 1.55, "P": 1.2, "X": 1.2, "d": 1.2}
+"""Markers that look smaller than the others at the same size."""
+
 VARIABLES = {INK: "--ink", MUTED: "--muted", RULE: "--rule", PAPER: "--paper"}
 
 
+@dataclass(frozen=True)
+class Picture:
+    """One figure."""
+
+    name: str  # of its files, without ending
+    title: str
+    caption: str
+    png: bytes
+    svg: str  # a file of its own
+    inline: str  # for the page, whose colours it follows
+
+
 def theme() -> Any:
-    """A context with the look of all figures. Inter or Helvetica where the machine has them."""
-    installed = set(font_manager.get_font_names())
-    family = [name for name in ("Inter", "Helvetica Neue", "Arial", "DejaVu Sans") if name in installed]
+    """A context with the look of all figures. The font is matplotlib's own: with whatever a machine has, labels would
+    stand elsewhere, and the same runs would not make the same bytes."""
     return matplotlib.rc_context(
         {
-            "font.family": family or ["sans-serif"],
+            "font.family": ["DejaVu Sans"],
             "font.size": 10,
             "svg.fonttype": "none",
             "axes.edgecolor": RULE,
@@ -51,6 +67,35 @@ def figure(width: float, height: float, right: float) -> tuple[Figure, Axes]:
     axes = made.add_axes((0.52 / width, 0.55 / height, right - 0.52 / width, 1 - 0.95 / height))
     axes.set_facecolor("none")
     return made, axes
+
+
+def panels(
+    count: int, columns: int, looks: dict[str, Look], width: float = 10.4, height: float = 3.0
+) -> tuple[Figure, list[Axes]]:
+    """Small multiples: ``count`` axes in rows of ``columns``, ``height`` inches each row, under one legend of all
+    ``looks``."""
+    rows, head = -(-count // columns), 0.4
+    whole = height * rows + head
+    made = Figure(figsize=(width, whole), facecolor=PAPER)
+    FigureCanvasAgg(made)
+    left, gap = 0.52 / width, 0.5 / width
+    wide = (0.985 - left - gap * (columns - 1)) / columns
+    handles = [
+        Line2D([], [], color=look.light, marker=look.marker, markeredgecolor="none", linewidth=1.6, label=label)
+        for label, look in looks.items()
+    ]
+    made.legend(
+        handles=handles, loc="upper left", bbox_to_anchor=(left - 0.01, 1.0), ncols=min(8, len(handles)), frameon=False,
+        fontsize=8.5, labelcolor="linecolor", handlelength=1.4, columnspacing=1.4, borderaxespad=0.1,
+    )  # fmt: skip
+    all_axes = []
+    for i in range(count):
+        row, column = divmod(i, columns)
+        bottom = ((rows - 1 - row) * height + 0.55) / whole
+        axes = made.add_axes((left + column * (wide + gap), bottom, wide, (height - 0.95) / whole))
+        axes.set_facecolor("none")
+        all_axes.append(axes)
+    return made, all_axes
 
 
 def grid(axes: Axes) -> None:
@@ -119,3 +164,14 @@ def for_page(svg: str, name: str, title: str, style: dict[str, Look]) -> str:
     head, rest = svg.split(">", 1)
     head = re.sub(r' (width|height)="[^"]*"', "", head)
     return f'{head} role="img" aria-label="{title}">{rest}'
+
+
+def save(made: Figure, name: str, title: str, caption: str, style: dict[str, Look]) -> Picture:
+    """The figure as PNG, as an SVG file and as SVG for the page. Equal runs give equal bytes."""
+    png, svg = io.BytesIO(), io.StringIO()
+    made.savefig(png, format="png", dpi=200, facecolor=PAPER, metadata={"Software": None})
+    made.patch.set_alpha(0)
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        made.savefig(svg, format="svg", facecolor="none", metadata={"Date": None, "Creator": None})
+    drawn = svg.getvalue()
+    return Picture(name, title, caption, png.getvalue(), drawn, for_page(drawn, name, title, style))

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from runs.folder import write_atomic
-from sweeps.reports.budget import plain
-from sweeps.reports.collect import compact, compact_folder
+from sweeps.reports import budget, diagnostics, failures, slices
+from sweeps.reports.collect import compact, compact_folder, is_private
 from sweeps.reports.compare import Comparison, Estimate
 from sweeps.reports.table import Board, Row
 
@@ -24,7 +24,10 @@ def report_json(board: Board, command: str) -> dict[str, Any]:
         "reference": board.reference,
         "comparison_key": board.proof.comparison_key,
         "rows": [one for row in board.rows for one in (_row(row, board), *_other_rows(row, board))],
-        "equal_flops": plain(board.equal_flops),
+        "slices": slices.plain(board.slices),
+        "positions": {row.label: [run.positions for run in row.entry.runs] for row in board.rows if _placed(row)},
+        "diagnostics": diagnostics.plain(diagnostics.findings(board.rows)),
+        "equal_flops": budget.plain(board.equal_flops),
         "yardstick": None
         if board.bar is None
         else {
@@ -43,6 +46,7 @@ def report_json(board: Board, command: str) -> dict[str, Any]:
         },
         "warnings": board.warnings,
         "unfinished": [dict(zip(("run", "state", "why"), item, strict=True)) for item in board.unfinished],
+        "failures": failures.plain(board.incidents),
         "command": command,
         "made_by": board.distinct("command"),
         "commits": board.distinct("commit"),
@@ -50,6 +54,10 @@ def report_json(board: Board, command: str) -> dict[str, Any]:
         "versions": board.distinct("versions"),
         "seconds": round(board.seconds, 1),
     }
+
+
+def _placed(row: Row) -> bool:
+    return all(run.positions is not None for run in row.entry.runs)
 
 
 def _row(row: Row, board: Board) -> dict[str, Any]:
@@ -80,6 +88,7 @@ def _row(row: Row, board: Board) -> dict[str, Any]:
         "point": row.entry.point,
         "trials": [{"point": t.point, "value": t.value, "chosen": t.chosen} for t in row.entry.trials],
         "at_edge": row.entry.at_edge,
+        "match": runs[0].match,
         "spikes": row.spikes,
         "diverged": row.diverged,
         "accessories": runs[0].record.get("accessories", {}),
@@ -118,11 +127,13 @@ def _difference(c: Comparison | None) -> dict[str, Any] | None:
         "p_holm": c.p_holm,
         "verdict": c.verdict,
         "note": c.note,
+        "seeds_needed": c.seeds_needed,
+        "detectable": c.detectable,
     }
 
 
 def _estimate(e: Estimate | None) -> dict[str, Any] | None:
-    return None if e is None else {"mean": e.mean, "ci95": e.ci95, "n": e.n, "p": e.p}
+    return None if e is None else {"mean": e.mean, "ci95": e.ci95, "n": e.n, "p": e.p, "sd": e.sd}
 
 
 def write_json(path: Path, value: Any, indent: int | None = 1) -> None:
@@ -143,5 +154,6 @@ def write_compact(board: Board, results: Path, study_json: dict[str, Any] | None
         if stale.name not in names:
             stale.unlink()
     if study_json:
-        write_json(folder.parent / "study.json", study_json)
+        overrides = [word for word in study_json.get("overrides", []) if not is_private(word)]
+        write_json(folder.parent / "study.json", {**study_json, "overrides": overrides})
     return folder

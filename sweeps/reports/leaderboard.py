@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 
+from sweeps.reports.bar import Bar
 from sweeps.reports.compare import Comparison, Estimate
 from sweeps.reports.format import si
+from sweeps.reports.matching import summary, words
 from sweeps.reports.style import Look
-from sweeps.reports.table import Bar, Board, OtherMode, Row
+from sweeps.reports.table import Board, OtherMode, Row
 from sweeps.reports.terminal import decimals, interval
+from sweeps.reports.wording import needs
 
 WIDTH, HEIGHT = 230, 26
 
@@ -79,6 +82,7 @@ def leaderboard(board: Board, style: Mapping[str, Look]) -> str:
         f"<code>{escape(board.metric)}</code>, chosen on validation and read once from the test split. {direction} "
         f"The fine upright line is {escape(board.reference)}, the reference."
     )
+    note += f" {escape(matched)}" if (matched := summary([row.entry for row in board.rows])) else ""
     if any(row.others for row in board.rows):
         note += (
             " A two-pass model is ranked by what is deployed, its own memory fed back; teacher-forced, under it, is what the "
@@ -111,13 +115,23 @@ def _row(row: Row, board: Board, look: Look, scale: Scale, digits: int) -> str:
         ("", f"<b>{e.mean:.{digits}f}</b>{low_high}"),
         ("n", str(e.n)),
         ("", _difference(row.comparison, digits, mixed)),
-        ("n", si(row.count("params_non_embedding"))),
+        ("n", si(row.count("params_non_embedding")) + _matched(row)),
         ("n", f"{si(row.count('tokens'))}<small>{si(row.count('train_flops'))}</small>"),
         ("n", si(row.count("state_bytes"), "B", 1024)),
         ("n", rate),
     )
     inner = "".join(f'<td class="{css}">{text}</td>' for css, text in cells)
     return f'<tr style="--c:var({look.css})">{inner}</tr>'
+
+
+def _matched(row: Row) -> str:
+    """How well a budget was met, where one was asked for."""
+    match = row.entry.runs[0].match
+    if match is None:
+        return ""
+    residual = match.get("residual")
+    met = "not met" if residual is None else f"{100 * residual:+.2f} %"
+    return f'<small title="{escape(words(match))}">{escape(str(match["kind"]))} {met}</small>'
 
 
 def _other_row(other: OtherMode, look: Look, scale: Scale, digits: int) -> str:
@@ -143,6 +157,8 @@ def _difference(c: Comparison | None, digits: int, mixed: bool) -> str:
     if c.shown is not None:
         over = f" over {c.shown.over}" if mixed else ""
         shown = f"<small>{interval(c.shown, digits, sign=True)}{over}</small>"
+    needed = needs(c)
+    shown += f"<small>{needed}</small>" if needed else ""
     return f'<span class="verdict {css}"{note}>{escape(c.verdict)}</span>{shown}'
 
 

@@ -2,35 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from sweeps.reports import budget
-from sweeps.reports.compare import ONE_SEED
+from sweeps.reports import budget, failures
+from sweeps.reports.drawing import Picture
 from sweeps.reports.format import duration, si
 from sweeps.reports.leaderboard import leaderboard
 from sweeps.reports.page_style import style_sheet
-from sweeps.reports.plots import Picture
 from sweeps.reports.proof import accessories, proof, tuning
 from sweeps.reports.style import looks
 from sweeps.reports.table import Board
 from sweeps.reports.terminal import decimals
+from sweeps.reports.wording import open_questions, power_note, question, sentences
 
 SMALL = ("curve_flops", "curve_seconds")
-DATA_NAMES = {"kjv": "the King James Bible"}
+SECTIONS = {
+    "How they learn": ("curve_tokens", *SMALL),
+    "What they keep, and how large they are": ("quality_state", "quality_params"),
+    "Where in the text": ("positions",),
+    "Parts of the task": ("slices",),
+    "Where the recurrence goes": ("drift",),
+    "Inside the mixers": ("diagnostics",),
+}
+"""The figures' places on the page; the sensitivity to the learning rate stands under its table."""
+
+NAMES = {"sensitivity"}.union(*SECTIONS.values())
 
 
 def page(board: Board, content: dict[str, Any], figures: Sequence[Picture]) -> str:
     """The whole page."""
     style = looks([row.label for row in board.rows])
+    by_name = {figure.name: _figure(figure) for figure in figures}
     parts = [
         _head(board),
         leaderboard(board, style),
+        _undecided(board),
         _warnings(board),
-        _figures(figures),
+        _figures(by_name),
         budget.section(board.equal_flops, board.reference, board.unit, decimals(board), style, board.lower_is_better),
-        tuning(board, style),
+        failures.section(board.incidents, len(board.all_runs)),
+        tuning(board, style, by_name.get("sensitivity", "")),
         accessories(board, style),
         proof(board, style),
         _origin(board, content),
@@ -46,48 +59,11 @@ def page(board: Board, content: dict[str, Any], figures: Sequence[Picture]) -> s
 # ---- question and answer ---------------------------------------------------------------------------------------------
 
 
-def question(board: Board) -> str:
-    """What the report is about, in one sentence."""
-    data = board.runs[0].science.get("data.name") or board.runs[0].science.get("data.kind", "the data")
-    what = f"predicts {DATA_NAMES.get(data, data)}" if "accuracy" not in board.metric else f"solves {data}"
-    return f"Which sequence mixer {what} best, everything else being equal?"
-
-
 def answer(board: Board) -> str:
-    """The finding in words, no stronger than the intervals allow. HTML."""
-    digits, first = decimals(board), board.rows[0]
-    extreme = "lowest" if board.lower_is_better else "highest"
-    parts = [
-        f"<b>{escape(first.label)}</b> has the {extreme} mean, {first.estimate.mean:.{digits}f} {escape(board.unit)}."
-    ]
-    groups: dict[str, list[str]] = {}
-    for row in board.rows:
-        if row.comparison is not None:
-            groups.setdefault(row.comparison.verdict, []).append(row.label)
-    if set(groups) == {ONE_SEED}:
-        parts.append(f"With one seed each, no difference to {escape(board.reference)} is decided.")
-    elif groups:
-        listed = "; ".join(f"{verdict}: {_names(labels)}" for verdict, labels in groups.items())
-        parts.append(f"Against {escape(board.reference)} &ndash; {listed}.")
-    if board.bar is not None:
-        beaten = [row.label for row in board.rows if row.beats_yardstick]
-        bar = f"a byte {board.bar.name} ({board.bar.value:.{digits}f})"
-        if len(beaten) == len(board.rows):
-            parts.append(f"All clearly beat {bar}.")
-        elif beaten:
-            parts.append(f"{_names(beaten)} clearly beat{_s(beaten)} {bar}.")
-        else:
-            parts.append(f"None clearly beats {bar}.")
-    return " ".join(parts)
-
-
-def _names(labels: Sequence[str]) -> str:
-    words = [escape(label) for label in labels]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def _s(labels: Sequence[str]) -> str:
-    return "" if len(labels) > 1 else "s"
+    """The finding in words. HTML."""
+    first, *rest = map(escape, sentences(board))
+    label = escape(board.rows[0].label)
+    return " ".join([first.replace(label, f"<b>{label}</b>", 1), *rest])
 
 
 def _head(board: Board) -> str:
@@ -101,8 +77,7 @@ def _head(board: Board) -> str:
         "seeds each": " or ".join(map(str, sorted(seeds))),
         "parameters without embeddings": _range([row.count("params_non_embedding") for row in board.rows]),
         "training tokens each": si(run.counts["tokens"]),
-        "window": f"{science.get('data.seq_len', '?')} {science.get('tokenizer.kind', 'token')}"
-        + ("" if science.get("tokenizer.kind") == "bytes" else " tokens"),
+        "window": f"{science.get('data.seq_len', '?')} {_tokens(science.get('tokenizer.kind'))}",
         "training time, all runs": duration(board.seconds),
         "hardware": device,
     }
@@ -112,6 +87,11 @@ def _head(board: Board) -> str:
         f'<header><p class="kicker"><b>isomix</b>study {escape(board.study)}</p><h1>{escape(question(board))}</h1>'
         f'<p class="lead">{answer(board)}</p>{about}<dl class="facts">{listed}</dl></header>'
     )
+
+
+def _tokens(tokenizer: str | None) -> str:
+    """A task has tokens of its own."""
+    return "tokens" if tokenizer is None else "bytes" if tokenizer == "bytes" else f"{tokenizer} tokens"
 
 
 def _range(values: Sequence[float]) -> str:
@@ -124,29 +104,46 @@ def _range(values: Sequence[float]) -> str:
 
 def _warnings(board: Board) -> str:
     items = [escape(warning) for warning in board.warnings]
-    items += [f"{escape(name)}: <b>{escape(state)}</b> ({escape(why)})" for name, state, why in board.unfinished]
+    if board.unfinished:
+        states: dict[str, int] = {}
+        for _, state, _ in board.unfinished:
+            states[state] = states.get(state, 0) + 1
+        listed = ", ".join(f"{count} {escape(state)}" for state, count in states.items())
+        items.append(f'not all is there: {listed}; see <a href="#failures">failures</a>')
     if not items:
         return ""
     listed = "".join(f"<li>{item}</li>" for item in items)
     return f'<aside class="warnings"><h3>To keep in mind</h3><ul>{listed}</ul></aside>'
 
 
-def _figures(figures: Sequence[Picture]) -> str:
-    by_name = {figure.name: _figure(figure) for figure in figures}
-    small = "".join(by_name.pop(name) for name in SMALL if name in by_name)
-    state = by_name.pop("quality_state", "")
-    memory = by_name.pop("drift", "")
-    curves = "".join(by_name.values()) + (f'<div class="pair">{small}</div>' if small else "")
-    learning = f"<section><h2>How they learn</h2>{curves}</section>" if curves else ""
-    kept = f"<section><h2>What they keep</h2>{state}</section>" if state else ""
-    return learning + kept + (f"<section><h2>Where the recurrence goes</h2>{memory}</section>" if memory else "")
+def _undecided(board: Board) -> str:
+    """What is not told apart, and what it would take."""
+    found = open_questions(board)
+    if not found:
+        return ""
+    listed = "".join(f"<li>{escape(text)}</li>" for text in found)
+    return (
+        f'<aside class="undecided"><h3>Not told apart from {escape(board.reference)}</h3><ul>{listed}</ul>'
+        f'<p class="caption">{escape(power_note())}</p></aside>'
+    )
+
+
+def _figures(by_name: Mapping[str, str]) -> str:
+    out = []
+    for title, names in SECTIONS.items():
+        small = "".join(by_name[name] for name in names if name in SMALL and name in by_name)
+        large = "".join(by_name[name] for name in names if name not in SMALL and name in by_name)
+        drawn = large + (f'<div class="pair">{small}</div>' if small else "")
+        if drawn:
+            out.append(f"<section><h2>{title}</h2>{drawn}</section>")
+    return "".join(out)
 
 
 def _figure(figure: Picture) -> str:
     wide = "" if figure.name in SMALL else ' class="wide"'
     return (
         f'<figure id="{figure.name}"{wide}><figcaption><h3>{escape(figure.title)}</h3>'
-        f'<p class="caption">{escape(figure.caption)}</p></figcaption>{figure.svg}</figure>'
+        f'<p class="caption">{escape(figure.caption)}</p></figcaption>{figure.inline}</figure>'
     )
 
 

@@ -58,8 +58,10 @@ svg.scale{height:18px}
 svg text{fill:var(--muted)}
 .warnings{background:var(--warn-wash);border-radius:10px;padding:18px 24px 16px;margin-top:30px}
 .warnings h3{color:var(--warn)}
-.warnings ul{margin:.4em 0 0;padding-left:1.15em;font-size:.92rem}
-.warnings li{margin:.22em 0;max-width:62em}
+.undecided{background:var(--wash);border-radius:10px;padding:18px 24px 14px;margin-top:30px}
+.undecided .caption{margin:.7em 0 0;max-width:62em}
+.warnings ul,.undecided ul{margin:.4em 0 0;padding-left:1.15em;font-size:.92rem}
+.warnings li,.undecided li{margin:.22em 0;max-width:62em}
 figure{margin:30px 0 0;min-width:0}
 figure>svg{display:block;width:100%;height:auto;margin-top:6px}
 figcaption p{margin:0}

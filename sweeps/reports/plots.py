@@ -1,27 +1,24 @@
-"""The report's figures: each as a PNG file, and as SVG for the page, whose colours follow the page's light or dark."""
+"""The report's figures: each as PNG and SVG files, and as SVG for the page, whose colours follow its light or dark."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from sweeps.reports.drawing import MUTED, PAPER, figure, for_page, grid, label_ends, theme
+from sweeps.reports.drawing import PAPER, SIZES, Picture, figure, grid, label_ends, save, theme
 from sweeps.reports.format import duration, si
+from sweeps.reports.plots_inside import by_position, diagnostics, drift
+from sweeps.reports.plots_quality import against, by_slice, draw_bar, near
+from sweeps.reports.plots_tuning import sensitivity
 from sweeps.reports.style import Look, looks
 from sweeps.reports.table import Board, Row
 
-SIZES = {"*": 1.55, "P": 1.2, "X": 1.2, "d": 1.2}
 LEGEND: dict[str, Any] = {
-    "loc": "lower left",
     "ncols": 2,
     "frameon": False,
     "fontsize": 8.5,
@@ -33,17 +30,6 @@ LEGEND: dict[str, Any] = {
 TIMES = [k * unit for unit, ks in ((1, (1, 2, 5, 10, 20)), (60, (0.5, 1, 2, 5, 10, 20))) for k in ks]
 TIMES += [3600 * k for k in (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)]
 AXES = {"tokens": "training tokens", "flops": "training FLOPs", "seconds": "training time"}
-
-
-@dataclass(frozen=True)
-class Picture:
-    """One figure."""
-
-    name: str  # of its file, without ending
-    title: str
-    caption: str
-    png: bytes
-    svg: str
 
 
 @dataclass(frozen=True)
@@ -93,14 +79,17 @@ def curve(row: Row, axis: str, key: str) -> Curve | None:
 def pictures(board: Board) -> list[Picture]:
     """All figures that the runs have the rows for."""
     style = looks([row.label for row in board.rows])
-    out = []
-    for axis in AXES:
-        picture = _curves(board, axis, style)
-        if picture is not None:
-            out.append(picture)
-    out.append(_against_state(board, style))
-    drift = _drift(board, style)
-    return out if drift is None else [*out, drift]
+    found = [
+        *(_curves(board, axis, style) for axis in AXES),
+        against(board, style, "state"),
+        against(board, style, "params"),
+        sensitivity(board, style),
+        by_slice(board, style),
+        by_position(board, style),
+        drift(board, style),
+        diagnostics(board, style),
+    ]
+    return [picture for picture in found if picture is not None]
 
 
 def _curves(board: Board, axis: str, style: dict[str, Look]) -> Picture | None:
@@ -131,16 +120,17 @@ def _curves(board: Board, axis: str, style: dict[str, Look]) -> Picture | None:
             axes.set_xscale("log")
         else:
             axes.set_xlim(left=0)
-        _y_limits(axes, list(drawn.values()), board)
+        axes.set_ylim(*limits(board, key))
         _axis_style(axes, axis)
         axes.set_xlabel(AXES[axis])
         axes.set_title(f"validation, {_unit(board, key)}", loc="left")
         if key == board.metric.replace("test/", "val/", 1):
-            _draw_bar(axes, board, at=0.005 if wide else 0.995)
+            draw_bar(axes, board, at=0.005 if wide else 0.995)
         if wide:
             label_ends(canvas, axes, ends)
-        else:  # ends lie anywhere; what is below the steep beginning of all curves is free
-            axes.legend(handles=[_handle(row.label, style) for row in board.rows], **LEGEND)
+        else:  # ends lie anywhere; what is beside the steep beginning of all curves is free
+            place: dict[str, Any] = {"loc": "lower left" if board.lower_is_better else "upper left"}
+            axes.legend(handles=[_handle(row.label, style) for row in board.rows], **place, **LEGEND)
         n = max(row.estimate.n for row in board.rows)
         seeds = " Mean over seeds; the band spans all of them." if n > 1 else " One seed."
         captions = {
@@ -148,92 +138,12 @@ def _curves(board: Board, axis: str, style: dict[str, Look]) -> Picture | None:
             "flops": "The same against the arithmetic it takes, forward and backward, solvers included.",
             "seconds": "The same against time in training steps on this hardware. It measures these implementations.",
         }
-        return _save(canvas, f"curve_{axis}", f"Learning against {AXES[axis]}", captions[axis], style)
+        return save(canvas, f"curve_{axis}", f"Learning against {AXES[axis]}", captions[axis], style)
 
 
 def _handle(label: str, style: dict[str, Look]) -> Line2D:
     look = style[label]
     return Line2D([], [], color=look.light, marker=look.marker, markeredgecolor="none", linewidth=1.8, label=label)
-
-
-def _against_state(board: Board, style: dict[str, Look]) -> Picture:
-    with theme():
-        canvas, axes = figure(10.4, 4.1, right=0.95)
-        ends = []
-        axes.set_xscale("log", base=2)
-        for row in reversed(board.rows):
-            look, e = style[row.label], row.estimate
-            x = max(1.0, row.count("state_bytes"))
-            if e.low is not None and e.high is not None:
-                axes.plot([x, x], [e.low, e.high], color=look.light, linewidth=1.6, alpha=0.55, solid_capstyle="butt")
-            axes.plot(
-                x,
-                e.mean,
-                look.marker,
-                color=look.light,
-                markersize=9 * SIZES.get(look.marker, 1),
-                markeredgecolor=PAPER,
-            )
-            ends.append((row.label, x, e.mean, look))
-        means = [row.estimate.mean for row in board.rows]
-        pad = 0.35 * (max(means) - min(means)) or 0.05 * abs(means[0]) or 1
-        bar = [] if board.bar is None or not _near(board.bar.value, means) else [board.bar.value]
-        axes.set_ylim(min(means + bar) - pad, max(means + bar) + pad)
-        low, high = axes.get_xlim()
-        axes.set_xlim(low / 1.3, high * 2.2)  # room for labels
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: si(value, "B", 1024)))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.minorticks_off()
-        grid(axes)
-        axes.set_xlabel("state after one training window, for one sequence (float32)")
-        axes.set_title(f"test, {board.unit}", loc="left")
-        _draw_bar(axes, board, at=0.995)
-        label_ends(canvas, axes, ends)
-        caption = (
-            "What must be kept to go on, against quality: low and left is good. Whiskers are the table's intervals, "
-            "cut off where they leave the figure."
-        )
-        return _save(canvas, "quality_state", "Quality against state", caption, style)
-
-
-def _drift(board: Board, style: dict[str, Look]) -> Picture | None:
-    """Two-pass models: how far the decoder's memory is from the prefiller's, fed the prefiller's or its own."""
-    rows = [row for row in board.rows if all("drift" in run.record for run in row.entry.runs)]
-    if not rows:
-        return None
-    with theme():
-        canvas, axes = figure(10.4, 4.1, right=0.82)
-        ends = []
-        for row in rows:
-            look, records = style[row.label], [run.record["drift"] for run in row.entry.runs]
-            edges = np.array(records[0]["edges"], dtype=float)
-            middles = np.sqrt(np.maximum(edges[:-1], 1) * edges[1:])
-            for name, dashes in (("recurrent", (1, 0)), ("teacher_forced", (3, 2))):
-                curves = np.array([record[name] for record in records])
-                axes.plot(middles, curves.mean(0), color=look.light, linewidth=1.8, dashes=dashes)
-                if name == "recurrent":
-                    axes.fill_between(middles, curves.min(0), curves.max(0), color=look.light, alpha=0.16, linewidth=0)
-                    ends.append((row.label, middles[-1], float(curves.mean(0)[-1]), look))
-        length = rows[0].entry.runs[0].record["drift"]["train_length"]
-        axes.axvline(length, color=MUTED, linewidth=1.1, dashes=(4, 3))
-        axes.annotate(
-            "training length", (length, 1), xycoords=("data", "axes fraction"), xytext=(4, -10),
-            textcoords="offset points", color=MUTED, fontsize=8.5,
-        )  # fmt: skip
-        axes.set_xscale("log", base=2)
-        axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.minorticks_off()
-        grid(axes)
-        axes.set_xlabel("position in the text, tokens")
-        axes.set_title("distance from the prefiller's memory, RMS (of at most 2)", loc="left")
-        label_ends(canvas, axes, ends)
-        caption = (
-            "Solid: the memory that the deployed decoder feeds itself. Dashed: the decoder's memory when it is fed the "
-            "prefiller's, as in training. Mean over seeds; the band spans all of them."
-        )
-        return _save(canvas, "drift", "Drift of the memory", caption, style)
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
@@ -258,42 +168,20 @@ def _unit(board: Board, key: str) -> str:
     return board.unit if key == board.metric.replace("test/", "val/", 1) else "bits per byte"
 
 
-def _near(value: float, others: Sequence[float]) -> bool:
-    """Would showing ``value`` leave the others room enough to be told apart?"""
-    spread = max(others) - min(others)
-    return min(others) - 0.6 * spread <= value <= max(others) + 0.6 * spread
+def limits(board: Board, key: str) -> tuple[float, float]:
+    """The loss axis, the same in all three figures, so that they can be laid side by side.
 
-
-def _y_limits(axes: Axes, curves: Sequence[Curve], board: Board) -> None:
-    """The first half of training is steep and tells little: it may leave the figure at the top."""
-    late = [c.high[np.flatnonzero(c.x >= 0.45 * c.x[-1])[0] :].max() for c in curves]
-    ends = [float(c.mean[-1]) for c in curves]
-    low, high = min(float(c.low.min()) for c in curves), max(late)
-    if board.bar is not None and _near(board.bar.value, [*ends, high]):
+    The first half of training is steep and tells little: it may leave the figure at the top (accuracies: at the bottom).
+    """
+    curves = [c for row in board.rows if (c := curve(row, "tokens", key)) is not None]
+    late = [np.flatnonzero(c.x >= 0.45 * c.x[-1])[0] for c in curves]
+    if board.lower_is_better:
+        low = min(float(c.low.min()) for c in curves)
+        high = max(float(c.high[i:].max()) for c, i in zip(curves, late, strict=True))
+    else:
+        low = min(float(c.low[i:].min()) for c, i in zip(curves, late, strict=True))
+        high = max(float(c.high.max()) for c in curves)
+    if board.bar is not None and near(board.bar.value, [*(float(c.mean[-1]) for c in curves), high]):
         low, high = min(low, board.bar.value), max(high, board.bar.value)
     pad = 0.06 * (high - low) or 0.1
-    axes.set_ylim(low - pad, high + pad)
-
-
-def _draw_bar(axes: Axes, board: Board, at: float) -> None:
-    """The yardstick, where the axis reaches it; a word at the edge where it does not."""
-    if board.bar is None:
-        return
-    low, high = axes.get_ylim()
-    value, place = board.bar.value, {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
-    if low <= value <= high:
-        axes.axhline(value, color=MUTED, linewidth=1.1, dashes=(4, 3))
-        text, y = f"{board.bar.name}  {value:.3f}", value
-    else:
-        below = value < low
-        text, y = f"{board.bar.name} {value:.3f}, {'below' if below else 'above'} this axis", low if below else high
-    axes.annotate(text, (at, y), xytext=(0, 4), ha="left" if at < 0.5 else "right", color=MUTED, fontsize=8.5, **place)  # type: ignore[arg-type]
-
-
-def _save(figure: Figure, name: str, title: str, caption: str, style: dict[str, Look]) -> Picture:
-    png, svg = io.BytesIO(), io.StringIO()
-    figure.savefig(png, format="png", dpi=170, facecolor=PAPER, metadata={"Software": None})
-    figure.patch.set_alpha(0)
-    with matplotlib.rc_context({"svg.hashsalt": name}):  # equal runs, equal bytes
-        figure.savefig(svg, format="svg", facecolor="none", metadata={"Date": None, "Creator": None})
-    return Picture(name, title, caption, png.getvalue(), for_page(svg.getvalue(), name, title, style))
+    return low - pad, high + pad

@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from runs.identity import canonical
+from sweeps.reports.matching import summary, words
 from sweeps.reports.style import Look
 from sweeps.reports.table import Board
 from sweeps.reports.tuning import Entry, Point, Trial
@@ -31,8 +32,8 @@ def _value(value: Any) -> str:
 # ---- tuning ----------------------------------------------------------------------------------------------------------
 
 
-def tuning(board: Board, style: Mapping[str, Look]) -> str:
-    """Each mixer's grid with its validation figures and the choice."""
+def tuning(board: Board, style: Mapping[str, Look], picture: str = "") -> str:
+    """Each mixer's grid with its validation figures and the choice; ``picture`` is the figure of the same."""
     title = "<section><h2>How each was tuned</h2>"
     tuned = [row for row in board.rows if row.entry.trials]
     if not tuned:
@@ -53,7 +54,7 @@ def tuning(board: Board, style: Mapping[str, Look]) -> str:
     over = f"<code>{escape(next(iter(keys)))}</code>" if len(keys) == 1 else "each point"
     return (
         f"{title}<p class='note'>Mean validation figure for {over}; framed is what was chosen. The test split chose "
-        f"nothing.</p>{_table(head, rows)}</section>"
+        f"nothing.</p>{_table(head, rows)}{picture}</section>"
     )
 
 
@@ -126,11 +127,13 @@ def proof(board: Board, style: Mapping[str, Look]) -> str:
             _seal("Data fingerprint", p.fingerprint, "texts, tokenizer, splits and packing", board),
         )
     )
+    matched = summary([row.entry for row in board.rows])
+    budget = f'<p class="note">{escape(matched)} What was moved for it is listed below.</p>' if matched else ""
     equal = "".join(f"<li>{escape(key)}<span>{escape(_value(value))}</span></li>" for key, value in p.equal.items())
     return (
         '<section id="proof"><h2>Nothing but the mixer differed</h2>'
         '<p class="note">Runs that differ in anything else are refused a place in this table.</p>'
-        f'<div class="seals">{seals}</div>'
+        f'<div class="seals">{seals}</div>{budget}'
         f"<details><summary>What was equal <span>{len(p.equal)} keys</span></summary>"
         f'<ul class="keys">{equal}</ul></details>'
         "<details open><summary>What differed <span>mixer, tuned keys, seeds</span></summary>"
@@ -155,7 +158,8 @@ def _differing(board: Board, style: Mapping[str, Look]) -> str:
         seeds = ", ".join("/".join(map(str, dict.fromkeys(one.seeds))) for one in row.entry.runs)
         rows.append(
             f'<tr style="--c:var({look.css})">{_named(row.label)}<td class="wrap">{escape(settings)}</td>'
+            f'<td class="wrap">{escape(words(run.match) or "not matched")}</td>'
             f"<td>{escape(_words(row.entry.point) or 'none')}</td><td>{escape(seeds)}</td>"
             f'<td class="hash">{escape(board.proof.mixer_code[row.entry.mixer])}</td></tr>'
         )
-    return _table(["mixer", "its settings", "tuned", "seeds", "own code"], rows)
+    return _table(["mixer", "its settings", "budget", "tuned", "seeds", "own code"], rows)

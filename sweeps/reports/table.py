@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from evals.ngram import Yardstick, yardstick
 from runs.identity import canonical
+from sweeps.reports.bar import Bar, bar_of
 from sweeps.reports.budget import EqualFlops, line_up
 from sweeps.reports.collect import CollectError, Run
 from sweeps.reports.compare import (
@@ -24,10 +24,20 @@ from sweeps.reports.compare import (
     estimate,
     over_seeds,
 )
+from sweeps.reports.failures import Incident, incidents
+from sweeps.reports.format import si
 from sweeps.reports.gate import Proof, gate
+from sweeps.reports.matching import match_warnings
+from sweeps.reports.slices import Slice, slices
 from sweeps.reports.tuning import Entry, StudyRecord, entries, lower_is_better, tuning_warnings, unfinished
 
-UNITS = {"bits_per_byte": "bits per byte", "loss": "nats per token", "perplexity": "perplexity", "accuracy": "share"}
+UNITS = {
+    "bits_per_byte": "bits per byte",
+    "loss": "nats per token",
+    "perplexity": "perplexity",
+    "accuracy": "accuracy",
+    "excess": "squared error above the best possible",
+}
 PARAMETER_SLACK = 0.02
 """Share by which parameter counts may differ before a reader is told."""
 
@@ -94,17 +104,6 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Bar:
-    """The yardstick on the graded bytes."""
-
-    name: str
-    bits_per_byte: float
-    value: float  # in the unit of the table's metric
-    nats: np.ndarray  # (n_documents,)
-    train_bytes: int
-
-
-@dataclass(frozen=True)
 class Board:
     """All that a report shows."""
 
@@ -119,6 +118,8 @@ class Board:
     bar: Bar | None
     warnings: list[str]
     unfinished: list[tuple[str, str, str]]
+    incidents: list[Incident]
+    slices: list[Slice]
     equal_flops: EqualFlops | None
     all_runs: list[Run] = field(repr=False)
 
@@ -152,8 +153,9 @@ def build(
     reference: str | None = None,
     tuned: Sequence[str] = (),
     cache: Path | None = None,
+    kept: dict[str, Any] | None = None,
 ) -> Board:
-    """From runs to the leaderboard. ``cache=None`` leaves the yardstick out.
+    """From runs to the leaderboard. ``cache=None`` leaves the yardstick out; ``kept`` is one that was measured before.
 
     Raises CollectError if nothing is finished or the metric or the reference does not exist, NotComparable if the
     finished runs may not stand in one table.
@@ -175,12 +177,13 @@ def build(
     compared = {row.label: compare(row.runs, theirs, metric, chosen) for row in rows if row.label != chosen}
     decided = decide(compared, lower_is_better=lower)
     estimates = {row.label: estimate(row.runs, metric) for row in rows}
-    bar, doubts = _bar(in_table, metric, cache)
+    bar, doubts = bar_of(in_table, metric, cache, kept)
     against_bar: dict[str, Comparison] = {}
     if bar is not None:
-        measured = {row.label: compare_fixed(row.runs, bar.value, bar.nats, metric, bar.name) for row in rows}
+        measured = {row.label: compare_fixed(row.runs, bar.value, bar.by_document, metric, bar.name) for row in rows}
         against_bar = decide(measured, lower_is_better=lower)
     rows.sort(key=lambda row: estimates[row.label].mean * (1 if lower else -1))
+    lacking = unfinished(runs, study, rows)
     return Board(
         study=name,
         description=str(study.spec.get("description") or "") if study else "",
@@ -205,12 +208,15 @@ def build(
         warnings=[
             *_seed_warnings(rows),
             *_budget_warnings(rows, chosen),
+            *match_warnings(rows),
             *tuning_warnings(rows),
             *_training_warnings(rows),
             *proof.flags,
             *doubts,
         ],
-        unfinished=unfinished(runs, study, rows),
+        unfinished=lacking,
+        incidents=incidents(runs, rows, lacking),
+        slices=slices(rows),
         equal_flops=line_up(rows, chosen, metric.replace("test/", "val/", 1)),
         all_runs=list(runs),
     )
@@ -268,29 +274,6 @@ def _reference(labels: Sequence[str], asked: str | None, study: StudyRecord | No
     return next(label for label in wished if label in labels)
 
 
-# ---- the yardstick ---------------------------------------------------------------------------------------------------
-
-
-def _bar(runs: Sequence[Run], metric: str, cache: Path | None) -> tuple[Bar | None, list[str]]:
-    """The 5-gram on the bytes that the runs were graded on; without it, one sentence that says why."""
-    from data.config import CorpusConfig
-
-    run = runs[0]
-    data = run.record["science"].get("data", {})
-    if cache is None or data.get("kind") != "corpus":
-        return None, []
-    if metric not in ("test/bits_per_byte", "test/loss") or run.document_bytes is None:
-        return None, []
-    try:
-        found: Yardstick = yardstick(CorpusConfig(**data), cache)
-        bits = found.bits_per_byte(run.document_bytes)
-    except (OSError, ValueError, TypeError) as error:
-        return None, [f"no yardstick: {error}"]
-    scale = run.metrics[metric] / run.metrics["test/bits_per_byte"]
-    nats = found.document_nats(run.document_bytes)
-    return Bar(f"{found.order}-gram", bits, bits * scale, nats, found.train_bytes), []
-
-
 # ---- warnings --------------------------------------------------------------------------------------------------------
 
 
@@ -311,10 +294,17 @@ def _budget_warnings(rows: Sequence[Entry], reference: str) -> list[str]:
     """Parameters and arithmetic that are not equal are differences beside the mixer."""
     counts = {row.label: row.runs[0].counts["params_non_embedding"] for row in rows}
     base = counts[reference]
+    # Where budgets were matched on purpose, `match_warnings` says how well.
     off = [
-        f"{label} {100 * (n / base - 1):+.1f} %" for label, n in counts.items() if abs(n / base - 1) > PARAMETER_SLACK
+        f"{row.label} {100 * (counts[row.label] / base - 1):+.1f} %"
+        for row in rows
+        if row.runs[0].match is None and abs(counts[row.label] / base - 1) > PARAMETER_SLACK
     ]
     out = [f"parameters without embeddings differ from {reference}'s: {', '.join(off)}"] if off else []
+    tokens = {row.label: row.runs[0].counts["tokens"] for row in rows}
+    off = [f"{label} {si(n)}" for label, n in tokens.items() if n != tokens[reference]]
+    if off:
+        out.append(f"training tokens differ from {reference}'s {si(tokens[reference])}: {', '.join(off)}")
     flops = {row.label: row.runs[0].counts["train_flops"] for row in rows}
     base = flops[reference]
     off = [f"{label} {100 * (n / base - 1):+.0f} %" for label, n in flops.items() if abs(n / base - 1) > FLOP_SLACK]

@@ -70,6 +70,10 @@ def show(board: Board, folder: Path, console: Console | None = None) -> None:
         console.print(
             Text(f"yardstick: {board.bar.name} {board.bar.value:.{digits}f}; beaten by {who}"), soft_wrap=True
         )
+    from sweeps.reports.wording import open_questions  # which takes its numbers' form from here
+
+    for text in open_questions(board):
+        console.print(Text(f"? {text}", "cyan"), soft_wrap=True)
     for warning in board.warnings:
         console.print(Text(f"! {warning}", "yellow"), soft_wrap=True)
     for name, state, why in board.unfinished:

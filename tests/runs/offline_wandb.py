@@ -56,8 +56,9 @@ def _flatten(key: str, value: Any, out: dict[str, Any]) -> None:
 
 
 def read_offline(path: Path) -> dict[str, Any]:
-    """``run`` (id, name, group, job_type, tags), ``config``, ``history`` rows, ``summary`` and ``exit`` code."""
-    out: dict[str, Any] = {"run": {}, "config": {}, "history": [], "summary": {}, "exit": None}
+    """``run`` (id, name, group, job_type, tags), ``config``, ``history`` rows, ``summary`` and ``exit`` code; ``metrics``:
+    by name or pattern, its axis and which extremes its summary keeps."""
+    out: dict[str, Any] = {"run": {}, "config": {}, "history": [], "summary": {}, "metrics": {}, "exit": None}
     for record in _records(path):
         kind = record.WhichOneof("record_type")
         if kind == "run":
@@ -76,6 +77,10 @@ def read_offline(path: Path) -> dict[str, Any]:
             out["history"].append(_items(record.history.item))
         elif kind == "summary":
             out["summary"].update(_items(record.summary.update))
+        elif kind == "metric":
+            metric = record.metric
+            kept = [name for name in ("min", "max", "last") if getattr(metric.summary, name)]
+            out["metrics"][metric.name or metric.glob_name] = (metric.step_metric, kept)
         elif kind == "exit":
             out["exit"] = record.exit.exit_code
     return out

@@ -23,6 +23,8 @@ from sweeps.reports.compare import (
     over_seeds,
 )
 from sweeps.reports.gate import NotComparable, differences, gate
+from sweeps.reports.power import POWER, detectable, power, seeds_needed
+from sweeps.reports.wording import needs
 from tests.sweeps.synthetic_runs import DOCUMENT_BYTES, write_run
 
 BITS = "test/bits_per_byte"
@@ -138,7 +140,7 @@ def test_equal_values_have_no_width_and_say_so() -> None:
 def test_interval_over_documents_by_hand() -> None:
     """Two documents, 10 bytes with 10 bits and 30 bytes with 50: R = 1.5, residuals -5 and 5,
     variance 2/1 * 50 / 40^2 = 1/16, t(1 df) = 12.7062."""
-    found = over_documents(np.array([10.0, 50.0]) * math.log(2), np.array([10, 30]))
+    found = over_documents(np.array([10.0, 50.0]), np.array([10, 30]))
     assert found.mean == pytest.approx(1.5)
     assert found.ci95 == pytest.approx([1.5 - 12.7062 / 4, 1.5 + 12.7062 / 4], abs=1e-3)
     assert found.over == "documents"
@@ -148,7 +150,7 @@ def test_interval_over_documents_agrees_with_a_bootstrap() -> None:
     rng = np.random.default_rng(0)
     size = rng.integers(500, 5000, 200)
     bits = size * rng.normal(2, 0.2, 200)
-    found = over_documents(bits * math.log(2), size)
+    found = over_documents(bits, size)
     draws = rng.integers(0, 200, (4000, 200))
     ratios = bits[draws].sum(1) / size[draws].sum(1)
     assert found.high is not None and found.low is not None
@@ -208,15 +210,14 @@ def test_documents_are_paired_by_the_sum_of_their_nats(tmp_path: Path) -> None:
     assert found.documents.mean == pytest.approx(-0.02)
     assert alone.high is not None and found.documents.high is not None
     assert (found.documents.high - found.documents.mean) < 0.02 * (alone.high - alone.mean)
-    assert a[0].document_nats is not None and b[0].document_nats is not None
-    gap = (b[0].document_nats - a[0].document_nats).sum() / math.log(2) / DOCUMENT_BYTES.sum()
+    gap = (b[0].documents["nats"] - a[0].documents["nats"]).sum() / math.log(2) / DOCUMENT_BYTES.sum()
     assert found.documents.mean == pytest.approx(gap)
 
 
 def test_other_documents_cannot_be_paired(tmp_path: Path) -> None:
     a = runs(tmp_path, "swa", [2.0])
     b = runs(tmp_path, "mesa", [1.9], document_bytes=DOCUMENT_BYTES[::-1].copy())
-    with pytest.raises(ValueError, match="different bytes"):
+    with pytest.raises(ValueError, match="different parts"):
         compare(b, a, BITS, "swa")
 
 
@@ -276,12 +277,89 @@ def test_many_comparisons_need_clearer_differences() -> None:
     assert crowd["mesa"].p_holm == pytest.approx(0.09)
 
 
+# ---- power -----------------------------------------------------------------------------------------------------------
+
+
+def test_power_agrees_with_simulation_and_with_the_textbook() -> None:
+    """Cohen 1988, table 2.4.1: a medium effect of 0.5 needs 34 pairs, one of 1 needs 10, at 5 % and 80 %."""
+    assert (seeds_needed(0.5, 1.0, alpha=0.05), seeds_needed(1.0, 1.0, alpha=0.05)) == (34, 10)
+    rng = np.random.default_rng(0)
+    p = stats.ttest_1samp(rng.normal(1.2, 1.0, (4000, 6)), 0, axis=1).pvalue
+    assert power(1.2, 6, 0.05) == pytest.approx((p < 0.05).mean(), abs=3 * math.sqrt(0.25 / 4000))
+    assert power(0.0, 8, 0.05) == pytest.approx(0.05, abs=1e-9)
+    assert power(60.0, 300, 0.001) == 1.0 and power(3.0, 1, 0.05) == 0.0
+
+
+def test_seeds_needed_are_the_fewest_with_that_power() -> None:
+    for difference, tests in ((0.3, 1), (0.7, 3), (-0.7, 9), (2.5, 9)):
+        n = seeds_needed(difference, 1.0, alpha=0.05, tests=tests)
+        assert n is not None
+        assert power(difference, n, 0.05 / tests) >= POWER > power(difference, n - 1, 0.05 / tests)
+        assert detectable(1.0, n, alpha=0.05, tests=tests) <= abs(difference)
+        assert detectable(1.0, n - 1, alpha=0.05, tests=tests) > abs(difference)
+    few, many = (seeds_needed(0.5, 1.0, alpha=0.05, tests=tests) or 0 for tests in (1, 9))
+    assert few < many  # a larger family asks for more
+    assert seeds_needed(0.5, 2.0, alpha=0.05) == seeds_needed(0.25, 1.0, alpha=0.05)
+    assert seeds_needed(0.0, 1.0, alpha=0.05) is None and seeds_needed(0.001, 1.0, alpha=0.05) is None
+    assert detectable(0.0, 3, alpha=0.05) == 0.0
+    with pytest.raises(ValueError, match="standard deviation of -1"):
+        seeds_needed(1.0, -1.0, alpha=0.05)
+
+
+def test_what_is_not_told_apart_says_how_many_seeds_would(tmp_path: Path) -> None:
+    reference = runs(tmp_path, "swa", [2.0, 2.1, 2.2])
+    near = compare(runs(tmp_path, "mesa", [1.99, 2.13, 2.16]), reference, BITS, "swa")
+    far = compare(runs(tmp_path, "hyena", [2.5, 2.601, 2.7]), reference, BITS, "swa")
+    found = decide({"mesa": near, "hyena": far})
+    sd = float(np.std([-0.01, 0.03, -0.04], ddof=1))
+    assert found["mesa"].seeds is not None and found["mesa"].seeds.sd == pytest.approx(sd)
+    mean = float(np.mean([-0.01, 0.03, -0.04]))
+    assert found["mesa"].seeds_needed == seeds_needed(mean, sd, alpha=0.05, tests=2)
+    assert found["mesa"].detectable == pytest.approx(detectable(sd, 3, alpha=0.05, tests=2), rel=1e-5)
+    assert found["hyena"].seeds_needed is None  # told already
+    alone = decide({"mesa": near})["mesa"]
+    assert alone.seeds_needed is not None and alone.seeds_needed < (found["mesa"].seeds_needed or 0)
+
+
+def test_where_documents_leave_it_open_no_number_of_seeds_is_promised(tmp_path: Path) -> None:
+    n = len(DOCUMENT_BYTES)
+    odd = np.ones(n)
+    odd[2] = 0.6
+    gain = 2.0 * (DOCUMENT_BYTES[2] * 0.4) / DOCUMENT_BYTES.sum()
+    reference = runs(tmp_path, "swa", [2.0, 2.001, 1.999], document_bits=np.ones(n))
+    mixer = runs(tmp_path, "mesa", [2.0 - gain] * 3, document_bits=odd)
+    found = decide({"mesa": compare(mixer, reference, BITS, "swa")})["mesa"]
+    assert found.verdict == "not distinguishable" and found.seeds_needed is None
+    assert needs(found) == "more test documents would tell"
+
+
 def test_against_something_without_seeds(tmp_path: Path) -> None:
-    nats = 2.0 * DOCUMENT_BYTES * math.log(2) * 1.0
-    found = compare_fixed(runs(tmp_path, "mesa", [1.5, 1.51, 1.49]), 2.0, nats, BITS, "5-gram")
+    bits = 2.0 * DOCUMENT_BYTES
+    found = compare_fixed(runs(tmp_path, "mesa", [1.5, 1.51, 1.49]), 2.0, bits, BITS, "5-gram")
     assert found.seeds is not None and found.seeds.mean == pytest.approx(-0.5)
     assert found.documents is not None and found.documents.mean == pytest.approx(-0.5)
     assert decide({"mesa": found})["mesa"].verdict == "better"
+
+
+def test_examples_of_a_task_are_paired_by_what_was_graded(tmp_path: Path) -> None:
+    graded = np.array([4.0, 4, 2, 0])
+
+    def write(mixer: str, seed: int, correct: list[float]) -> Run:
+        folder = write_run(tmp_path, mixer, seed=seed)
+        np.savez(folder / "test_documents.npz", nats=np.array([1.0, 2, 3, 0]), correct=np.array(correct), graded=graded)
+        run = read_run(folder)
+        run.metrics["test/accuracy"] = sum(correct) / 10
+        return run
+
+    swa = [write("swa", seed, [1.0, 2, 0, 0]) for seed in (0, 1)]
+    mesa = [write("mesa", seed, [4.0, 4, 2 - seed, 0]) for seed in (0, 1)]
+    found = compare(mesa, swa, "test/accuracy", "swa")
+    assert found.seeds is not None and found.seeds.mean == pytest.approx((0.7 + 0.6) / 2)
+    assert found.documents is not None and found.documents.mean == pytest.approx((0.7 + 0.6) / 2)
+    assert decide({"mesa": found}, lower_is_better=False)["mesa"].favours
+    values, sizes = swa[0].by_document("test/loss") or (None, None)
+    assert values.tolist() == [1.0, 2, 3, 0] and sizes.tolist() == graded.tolist()  # type: ignore[union-attr]
+    assert swa[0].by_document("test/bits_per_byte") is None
 
 
 def test_json_round_trip_keeps_the_figures(tmp_path: Path) -> None:

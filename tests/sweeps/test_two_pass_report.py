@@ -86,6 +86,14 @@ def test_equal_flops_are_read_off_the_validation_curves(results: Path) -> None:
     )
 
 
+def test_another_number_of_steps_is_a_budget_of_its_own(tmp_path: Path) -> None:
+    """Equal FLOPs by more steps: ``steps`` is free then, and the reader is told."""
+    write_run(tmp_path, "maglev", tuned=["steps"])
+    write_run(tmp_path, "swa", tuned=["steps"], steps=400)
+    _, content, _ = make(study="default", results=tmp_path, yardstick=False)
+    assert any("training tokens differ" in warning for warning in content["warnings"])
+
+
 def test_equal_budgets_need_no_lining_up(tmp_path: Path) -> None:
     for mixer in ("swa", "hyena"):
         write_run(tmp_path, mixer)

@@ -1,0 +1,93 @@
+"""The finding in words, the same on the page, in Markdown, in the terminal: no stronger than the intervals allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sweeps.reports.compare import ONE_SEED, Comparison
+from sweeps.reports.power import MOST, POWER
+from sweeps.reports.table import Board
+from sweeps.reports.terminal import decimals, half
+
+DATA_NAMES = {"kjv": "the King James Bible"}
+OPEN = "not distinguishable"
+
+
+def question(board: Board) -> str:
+    """What the report is about, in one sentence."""
+    data = board.runs[0].science.get("data.name") or board.runs[0].science.get("data.kind", "the data")
+    text = board.runs[0].science.get("data.kind") == "corpus"
+    what = f"predicts {DATA_NAMES.get(data, data)}" if text else f"solves {data}"
+    return f"Which sequence mixer {what} best, everything else being equal?"
+
+
+def sentences(board: Board) -> list[str]:
+    """The first mixer, all verdicts against the reference, the yardstick. Plain text."""
+    digits, first = decimals(board), board.rows[0]
+    extreme = "lowest" if board.lower_is_better else "highest"
+    out = [f"{first.label} has the {extreme} mean, {first.estimate.mean:.{digits}f} {board.unit}."]
+    groups: dict[str, list[str]] = {}
+    for row in board.rows:
+        if row.comparison is not None:
+            groups.setdefault(row.comparison.verdict, []).append(row.label)
+    if set(groups) == {ONE_SEED}:
+        out.append(f"With one seed each, no difference to {board.reference} is decided.")
+    elif groups:
+        listed = "; ".join(f"{verdict}: {names(labels)}" for verdict, labels in groups.items())
+        out.append(f"Against {board.reference} \N{EN DASH} {listed}.")
+    if board.bar is not None:
+        beaten = [row.label for row in board.rows if row.beats_yardstick]
+        bar = f"a byte {board.bar.name} ({board.bar.value:.{digits}f})"
+        if len(beaten) == len(board.rows):
+            out.append(f"All clearly beat {bar}.")
+        elif beaten:
+            out.append(f"{names(beaten)} clearly beat{'' if len(beaten) > 1 else 's'} {bar}.")
+        else:
+            out.append(f"None clearly beats {bar}.")
+    return out
+
+
+def names(labels: Sequence[str]) -> str:
+    """``a, b and c``."""
+    return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
+
+
+def needs(c: Comparison) -> str:
+    """What it would take to tell the two apart, a few words; empty where that is no question of seeds."""
+    if c.verdict != OPEN or c.seeds is None or c.seeds.mean == 0 or c.seeds.sd is None:
+        return ""
+    if c.seeds_needed is not None:
+        return f"{c.seeds_needed} seeds would tell"
+    by_documents = c.documents is not None and c.p is not None and c.p > (c.seeds.p or 0.0)
+    return "more test documents would tell" if by_documents else f"not told by {MOST} seeds"
+
+
+def open_questions(board: Board) -> list[str]:
+    """One sentence for each mixer that is not told apart from the reference: how many seeds it would take."""
+    digits, out = decimals(board), []
+    for row in board.rows:
+        c = row.comparison
+        if c is None or c.verdict != OPEN or c.seeds is None:
+            continue
+        if c.seeds.mean == 0:
+            out.append(f"{row.label} and {c.reference} gave the same figures, seed by seed.")
+            continue
+        seen = f"the difference seen ({half(c.seeds, digits, sign=True)})"
+        if c.seeds_needed is not None:
+            text = f"{row.label}: about {c.seeds_needed} seeds would tell {seen} from none"
+        elif needs(c).startswith("more"):
+            text = f"{row.label}: {seen} is clear over seeds, but not over test documents: a larger test split would settle it"
+        else:
+            text = f"{row.label}: not even {MOST} seeds would tell {seen} from none"
+        found = f"{c.seeds.n} seeds find differences of {c.detectable:.{digits}f} and more"
+        out.append(f"{text}; {found}." if c.detectable is not None else f"{text}.")
+    return out
+
+
+def power_note() -> str:
+    """How the numbers of seeds are meant."""
+    return (
+        f"Numbers of seeds: for a chance of {100 * POWER:.0f} % to find a true difference as large as the one seen, with the "
+        "standard deviation of these pairs, at 5 % after Holm's correction. Both are estimates from few seeds: take them as "
+        "an order of magnitude."
+    )
