@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -10,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 
 from runs.schema import Config
 from runs.validate import ConfigError
+
+MARK = ".snapshot.json"
+"""Lies in a copy of the code that `sweeps.snapshot` made for queued jobs, and says which commit it was."""
 
 PACKAGES = ("torch", "lightning", "hydra-core", "omegaconf", "numpy", "tokenizers", "wandb")
 
@@ -21,10 +26,20 @@ def set_threads(config: Config) -> int:
     """Use the cores that this process may use, shared between the local processes. More threads than cores, as when
     several jobs each take all of them, can slow a step fifty times."""
     cores = len(os.sched_getaffinity(0))
-    share = int(os.environ.get("SLURM_CPUS_PER_TASK", max(1, cores // config.trainer.devices)))
+    processes = config.trainer.devices * _side_by_side()
+    share = int(os.environ.get("SLURM_CPUS_PER_TASK", max(1, cores // processes)))
     threads = config.trainer.threads or share
     torch.set_num_threads(threads)
     return threads
+
+
+def _side_by_side() -> int:
+    """How many runs hydra/launcher=joblib computes at a time; 1 without it."""
+    if not HydraConfig.initialized() or HydraConfig.get().runtime.choices.get("hydra/launcher") != "joblib":
+        return 1
+    import joblib
+
+    return joblib.effective_n_jobs(HydraConfig.get().launcher.n_jobs)
 
 
 def check_devices(config: Config) -> None:
@@ -50,6 +65,8 @@ def is_first_process() -> bool:
 
 def git_commit(root: Path) -> str | None:
     """The commit of the code, with ``+changes`` if tracked files differ from it; None outside a checkout."""
+    if (root / MARK).exists():  # git would answer for the checkout around it, as it is now
+        return json.loads((root / MARK).read_text())["commit"]
 
     def git(*arguments: str) -> str | None:
         run = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)

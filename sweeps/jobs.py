@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from runs import identity
 from runs.cli import explain
-from runs.folder import RunFolder
+from runs.folder import RunFolder, read_json
 from runs.validate import ConfigError, validate
+from sweeps import slurm
+from sweeps.slurm import Queued
 from sweeps.study import Point, Study
 
 # ---- overrides -------------------------------------------------------------------------------------------------------
@@ -174,15 +176,13 @@ class Run:
         """<mixer>-<run_id>"""
         return self.folder.path.name
 
-    def state(self) -> str:
-        """``missing`` (never started), ``running`` (its lock is held), ``done``, ``failed``, ``preempted``, or ``lost``
-        (killed while running)."""
-        state = self.folder.status().get("state", "missing")
-        if state in ("done", "failed"):
-            return state
-        if self.folder.is_locked():
-            return "running"
-        return "lost" if state == "running" else state
+    def state(self, queue: Mapping[str, Queued] | None = None) -> str:
+        """See `state_of`."""
+        return state_of(self.folder, queue)
+
+    def job_note(self) -> dict[str, Any]:
+        """``job``, ``log`` and ``submitted`` of the SLURM job that was last submitted for this run; {} for none."""
+        return job_note(self.folder)
 
     def error(self) -> str | None:
         """The error of a failed run."""
@@ -195,6 +195,34 @@ class Run:
             known = ", ".join(sorted(key for key in metrics if key.startswith("val/")))
             raise ConfigError(f"study.tune.metric={name}: {self.name} has no such metric. It has: {known}")
         return metrics[name]
+
+
+def job_note(folder: RunFolder) -> dict[str, Any]:
+    """``job.json`` of a run folder, see `Run.job_note`."""
+    return read_json(folder.path / "job.json")
+
+
+def state_of(folder: RunFolder, queue: Mapping[str, Queued] | None = None) -> str:
+    """``missing`` (never started), ``queued`` (in SLURM's queue), ``running`` (its lock is held), ``done``, ``failed``,
+    ``preempted``, or ``lost`` (killed while running). Without ``queue`` nothing is queued."""
+    status, job = folder.status(), job_note(folder)
+    state = status.get("state", "missing")
+    entry = (queue or {}).get(job.get("job", ""))
+    # What ended before this job was submitted is the reason why it was; what SLURM requeued will run again.
+    again = entry is not None and (entry.state == "PENDING" or status.get("heartbeat", 0) < job["submitted"])
+    if state == "done" or (state == "failed" and not again):
+        return state
+    if folder.is_locked():
+        return "running"
+    if entry is not None:  # a lock on another node may not be seen from here
+        return "running" if state == "running" and entry.state == "RUNNING" and not again else "queued"
+    return "lost" if state == "running" else state
+
+
+def states(runs: Sequence[Run]) -> list[str]:
+    """The state of each run, with one look at SLURM's queue where any was ever submitted. Raises SlurmError."""
+    queue = slurm.queue() if slurm.is_here() and any(run.job_note() for run in runs) else None
+    return [run.state(queue) for run in runs]
 
 
 class Locator:

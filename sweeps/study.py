@@ -33,7 +33,8 @@ _FIXED = {
     "hydra": "it does not change what is computed, so all its values would be one run",
     **dict.fromkeys(SEEDS, "seeds are listed under `seeds` and `tune.seeds`"),
     **dict.fromkeys(("data", "tokenizer", "evaluation"), "what is measured must be equal; set it under `shared`"),
-    **dict.fromkeys(("steps", "tokens", "global_batch"), "the budget must be equal; set it under `shared`"),
+    "global_batch": "the budget must be equal; set it under `shared`",
+    **dict.fromkeys(("match", "match_reference", "match_len"), "what is matched must be equal; set it under `shared`"),
     "experiment": "a recipe holds for all mixers; set it under `shared`",
 }
 
@@ -152,6 +153,11 @@ def _grid(node: Any, where: str) -> dict[str, list]:
         if key == "mixer" or first in _FIXED:
             why = _FIXED.get(first, "a grid belongs to its mixer")
             raise ConfigError(f"{path}={values}: {key} cannot be in a grid: {why}")
+        if key in ("steps", "tokens") and isinstance(values, list) and len(values) > 1:
+            raise ConfigError(
+                f"{path}={values}: a budget is not tuned; give one value, with which this mixer gets another number of steps "
+                "than the others (to compare at equal FLOPs)"
+            )
         if not str(key).replace("/", ".").replace("@", ".").replace(".", "_").isidentifier():
             raise ConfigError(f"{path}: a grid's key is a config key such as optimizer.lr, without signs or spaces")
         if not isinstance(values, list) or not values:

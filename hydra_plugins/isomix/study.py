@@ -88,6 +88,8 @@ class StudySweeperConf:
 
     _target_: str = "hydra_plugins.isomix.study.StudySweeper"
     dry: bool = False  # list the runs and their overrides, launch nothing
+    after: str | None = None  # set by a command that repeats itself: the phase whose jobs have ended
+    tries: int = 0  # and how often that phase has been tried again
 
 
 ConfigStore.instance().store(group="hydra/sweeper", name="study", node=StudySweeperConf, provider="isomix")
@@ -96,8 +98,8 @@ ConfigStore.instance().store(group="hydra/sweeper", name="study", node=StudySwee
 class StudySweeper(Sweeper):
     """Runs ``cfg.study`` through whatever launcher Hydra is given."""
 
-    def __init__(self, dry: bool) -> None:
-        self.dry = dry
+    def __init__(self, dry: bool, after: str | None, tries: int) -> None:
+        self.dry, self.after, self.tries = dry, after, tries
         self.config: DictConfig | None = None
         self.launcher: Launcher | None = None
         self.hydra_context: HydraContext | None = None
@@ -114,8 +116,9 @@ class StudySweeper(Sweeper):
         """Called by Hydra with the overrides of the command line."""
         from runs.validate import ConfigError
         from sweeps.jobs import Locator, select
-        from sweeps.phases import conduct
+        from sweeps.phases import Following, conduct
         from sweeps.study import Study
+        from sweeps.submit import given
 
         assert self.config is not None and self.launcher is not None and self.hydra_context is not None
         config, loader, launcher = self.config, self.hydra_context.config_loader, self.launcher
@@ -125,6 +128,10 @@ class StudySweeper(Sweeper):
         study = Study.parse(OmegaConf.to_container(config[GROUP]))  # type: ignore[arg-type]
         selection = select(study, arguments, loader)
         locate = Locator(study.name, selection.common, lambda overrides: loader.load_sweep_config(config, overrides))
+        following = None
+        if getattr(launcher, "returns", False):  # before its jobs have run, as hydra/launcher=slurm does
+            submit = launcher.follow if launcher.follows else None  # type: ignore[attr-defined]
+            following = Following(submit, launcher.retries, self.after, self.tries)  # type: ignore[attr-defined]
         conduct(
             study,
             selection,
@@ -132,4 +139,6 @@ class StudySweeper(Sweeper):
             lambda jobs, first: launcher.launch(jobs, initial_job_idx=first),
             Path(config.paths.results).absolute(),
             dry=self.dry,
+            following=following,
+            command=given(config),
         )

@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from hydra.core.utils import JobReturn, JobStatus
 from runs.folder import RunFolder, read_json, write_atomic
 from runs.run import STOPPED
 from runs.validate import ConfigError
+from sweeps import slurm
 from sweeps.jobs import Job, Locator, Run, Selection
-from sweeps.phases import conduct
+from sweeps.phases import Following, conduct
+from sweeps.slurm import Queued
 from sweeps.study import Study
-from tests.runs.commands import ROOT, environment, train
+from sweeps.submit import note_job
+from tests.runs.commands import ROOT, environment, folders, outcome, train
 
 STUDY = Study.parse(
     {
@@ -234,6 +238,124 @@ def test_a_metric_that_no_run_has(bench):
         Bench(bench.results, study).conduct()
 
 
+# ---- launchers that submit and return -------------------------------------------------------------------------------
+
+
+class Cluster:
+    """A launcher that only queues; `run` then ends all queued jobs, and `go_on` is the job that repeats the command."""
+
+    def __init__(self, bench: Bench, monkeypatch: pytest.MonkeyPatch, retries: int = 1):
+        self.bench, self.retries = bench, retries
+        self.queue: dict[str, Queued] = {}
+        self.names: dict[str, str] = {}  # of the runs, by job
+        self.following: list[tuple[list[str], str, int]] = []
+        monkeypatch.setattr(slurm, "is_here", lambda: True)
+        monkeypatch.setattr(slurm, "queue", lambda: self.queue)
+
+    def launch(self, jobs: list[list[str]], first: int) -> list[JobReturn]:
+        names = ["-".join(part.split("=")[1] for part in job[1:-1]) for job in jobs]
+        self.bench.launched.append(names)
+        for name in names:
+            job = f"{len(self.names)}_0"
+            self.names[job] = name
+            self.queue[job] = Queued("PENDING", "Resources", "isomix")
+            note_job(self.bench.path(name), job, self.bench.path(name) / "job.log")
+        return []
+
+    def follow(self, jobs: list[str], after: str, tries: int) -> str:
+        self.following.append((jobs, after, tries))
+        return "77"
+
+    def command(self, after: str | None = None, tries: int = 0) -> int:
+        following = Following(self.follow, self.retries, after, tries)
+        return self.bench.conduct(launch=self.launch, following=following)
+
+    def run(self) -> None:
+        for job in list(self.queue):
+            self.bench.finish(self.names[job], heartbeat=time.time())
+            del self.queue[job]
+
+    def go_on(self) -> int:
+        """What the last submitted following job does. Its exit code."""
+        _, after, tries = self.following[-1]
+        return self.command(after, tries)
+
+
+@pytest.fixture
+def cluster(bench, monkeypatch):
+    return Cluster(bench, monkeypatch)
+
+
+def test_a_launcher_that_returns_is_followed_until_the_study_is_done(cluster, bench, caplog):
+    assert cluster.command() == 0
+    assert "12 queued, no point chosen for swa, mesa; job 77 goes on" in caplog.messages[-1]
+    assert cluster.following == [(list(cluster.queue), "tune", 0)] and len(cluster.queue) == 12
+    assert bench.record()["phases"]["tune"] == {"queued": 12}
+    assert cluster.command() == 0 and len(bench.launched) == 1, "what is queued is not submitted again"
+    cluster.run()
+    assert cluster.go_on() == 0
+    assert bench.launched[1] == ["swa-2-0", "swa-2-1", "mesa-2-0", "mesa-2-1"]
+    assert cluster.following[-1] == (list(cluster.queue), "seeds", 0)
+    cluster.run()
+    assert cluster.go_on() == 0
+    assert caplog.messages[-1] == "study made_up: 16 done"
+    assert bench.record()["phases"] == {"tune": {"done": 12}, "seeds": {"done": 4}}
+    assert len(cluster.following) == 3 and len(bench.launched) == 2
+
+
+def test_what_fails_is_tried_again_so_often_and_then_left(cluster, bench, caplog):
+    bench.failing = {"swa-2-100", "mesa-2-0"}
+    assert cluster.command() == 0
+    cluster.run()
+    assert cluster.go_on() == 0
+    assert bench.launched[1:] == [["swa-2-100"], ["mesa-2-0", "mesa-2-1"]], "the other mixer need not wait"
+    assert cluster.following[-1][1:] == ("tune", 1)
+    cluster.run()
+    assert cluster.go_on() == 0
+    assert bench.launched[3:] == [["swa-1-0", "swa-1-1", "mesa-2-0"]], "a point with a failed seed is out"
+    assert cluster.following[-1][1:] == ("seeds", 0)
+    cluster.run()
+    assert cluster.go_on() == 0
+    assert bench.launched[4:] == [["mesa-2-0"]] and cluster.following[-1][1:] == ("seeds", 1)
+    cluster.run()
+    follows = len(cluster.following)
+    assert cluster.go_on() == 1
+    assert len(cluster.following) == follows and len(bench.launched) == 5
+    assert "14 done, 2 failed" in caplog.messages[-1]
+    assert cluster.command() == 0 and bench.launched[5] == ["swa-2-100"], "a person may try as often as they like"
+
+
+def test_what_would_fail_again_is_not_tried_by_itself(cluster, bench):
+    assert cluster.command() == 0
+    cluster.run()
+    bench.finish("swa-3-100", state="failed", error="NotFinite: loss is nan at step 3")
+    assert cluster.go_on() == 0
+    assert bench.launched[1] == ["swa-2-0", "swa-2-1", "mesa-2-0", "mesa-2-1"]
+
+
+def test_where_jobs_may_not_submit_the_same_command_goes_on(cluster, bench, caplog):
+    following = Following(None)
+    assert bench.conduct(launch=cluster.launch, following=following) == 0
+    assert "12 queued" in caplog.messages[-1] and "the same command goes on" in caplog.messages[-1]
+    assert bench.conduct(launch=cluster.launch, following=following) == 0 and len(bench.launched) == 1
+    cluster.run()
+    assert bench.conduct(launch=cluster.launch, following=following) == 0
+    cluster.run()
+    assert bench.conduct(launch=cluster.launch, following=following) == 0
+    assert caplog.messages[-1] == "study made_up: 16 done"
+
+
+def test_the_record_and_the_command_are_there_from_the_first_moment_on(bench):
+    seen = []
+
+    def launch(jobs: list[list[str]], first: int) -> list[JobReturn]:
+        seen.append((bench.record()["phases"], read_json(bench.path("command.json"))["overrides"]))
+        return bench.launch(jobs, first)
+
+    assert bench.conduct(launch=launch, command=["study=made_up", "steps=5"]) == 0
+    assert seen[0] == ({"tune": {"missing": 12}, "seeds": {}}, ["study=made_up", "steps=5"])
+
+
 # ---- whole commands --------------------------------------------------------------------------------------------------
 
 FILE = """
@@ -305,3 +427,24 @@ def test_errors_of_whole_commands(tmp_path):
             assert word in done.stdout + done.stderr
         assert "Traceback" not in done.stderr
     assert not (tmp_path / "results" / "runs").exists()
+
+
+@pytest.mark.slow
+def test_side_by_side_with_joblib_it_is_the_same(tmp_path):
+    (tmp_path / "mine.yaml").write_text(FILE.replace("1e30", "3e-3"))
+    size = (
+        "model.d_model=16",
+        "data.seq_len=16",
+        "global_batch=2",
+        "schedule.warmup_steps=1",
+        "logger=none",
+        "steps=3",
+        "trainer.threads=1",
+    )
+    small = ("evaluation.val_tokens=32", "evaluation.test_tokens=32", f"hydra.searchpath=[sweeps://{tmp_path}]")
+    outcomes = []
+    for launcher in (("hydra/launcher=basic",), ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")):
+        results = tmp_path / launcher[0].partition("=")[2]
+        assert "study mine: 6 done" in train(results, "study=mine", *size, *small, *launcher).stdout
+        outcomes.append({folder.name: outcome(folder) for folder in folders(results)})
+    assert outcomes[0] == outcomes[1] and len(outcomes[0]) == 6

@@ -1,0 +1,102 @@
+"""What an evaluation suite is: one file in `evals/` with a config and a function, one YAML in `conf/suite/`.
+
+    python eval.py run=<run folder> suite=[perplexity,positions]
+
+Each suite's result is one JSON file in the run's folder, ``eval/<suite>-<hash>.json``, with the exact settings that made it;
+the same command again skips what is there. Inside a suite, finished parts are kept, so that a killed one goes on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from data.dataset import Dataset
+from models.lm import LanguageModel
+from runs.folder import read_json, write_atomic
+from runs.identity import digest
+from runs.schema import Config
+
+T = TypeVar("T", bound=type)
+
+SUITES: dict[str, tuple[type, Callable[..., Result]]] = {}
+
+
+@dataclass
+class Result:
+    """What a suite found. Numbers that do not exist for a model are None, and ``reasons`` says why."""
+
+    metrics: dict[str, float | None] = field(default_factory=dict)  # flat, as in run.json: names/with=slices
+    reasons: dict[str, str] = field(default_factory=dict)  # metric -> why it is None
+    tables: dict[str, Any] = field(default_factory=dict)  # curves and the like, plain values
+
+
+@dataclass
+class Subject:
+    """A trained model at one checkpoint, and how to run it."""
+
+    name: str
+    config: Config
+    dataset: Dataset
+    model: LanguageModel
+    step: int
+    batch: int = 32  # sequences in one parallel pass
+    recurrent_batch: int = 256  # sequences side by side where tokens go one by one
+    cache: Path = Path(".cache")
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def rows(self, mode: str) -> int:
+        """Sequences at once in a mode."""
+        return self.recurrent_batch if mode == "recurrent" else self.batch
+
+
+class Parts:
+    """Finished parts of a suite, one JSON file: what a killed evaluation need not do again."""
+
+    def __init__(self, path: Path | None):
+        self.path = path
+        self._done: dict[str, Any] = read_json(path) if path is not None else {}
+
+    def __call__(self, key: str, compute: Callable[[], Any]) -> Any:
+        """The value of a part (plain values), computed if it is not there yet."""
+        if key not in self._done:
+            self._done[key] = compute()
+            if self.path is not None:
+                write_atomic(self.path, json.dumps(self._done))
+        return self._done[key]
+
+    def clear(self) -> None:
+        """Once the result is written."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def suite(name: str, config: type) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Decorator of ``evaluate(subject, config, parts) -> Result``: makes the suite known by its name."""
+
+    def register(evaluate: Callable[..., Result]) -> Callable[..., Result]:
+        SUITES[name] = config, evaluate
+        return evaluate
+
+    return register
+
+
+def find(name: str) -> tuple[type, Callable[..., Result]]:
+    """Config class and function of a suite; its module is imported only now. Raises KeyError."""
+    if name not in SUITES:
+        importlib.import_module(f"evals.{name}")
+    return SUITES[name]
+
+
+def result_file(folder: Path, name: str, settings: dict[str, Any], step: int) -> Path:
+    """Where a suite's result goes: equal settings at an equal checkpoint, equal file."""
+    return folder / "eval" / f"{name}-{digest({'settings': settings, 'step': step}, 8)}.json"
