@@ -72,6 +72,8 @@ def evaluate(subject: Subject, config: PositionsConfig, parts: Parts) -> Result:
 
         found = parts(mode, compute)
         result.tables[mode] = found
+        if mode == subject.model.modes[0]:
+            result.record["positions"] = {"edges": edges, "mean": found["mean"]}
         key = "loss" if mode == subject.model.modes[0] else f"{mode}/loss"
         result.metrics[key] = found["loss"]
     return result

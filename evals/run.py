@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from evals.suite import Parts, Subject, find, result_file
 from models.config import at_least, one_of
 from runs import checkpoints
-from runs.folder import write_atomic
+from runs.folder import RunFolder, write_atomic
 from runs.host import describe, git_commit
 from runs.identity import ROOT
 from runs.load import load_model, load_run
@@ -121,13 +121,15 @@ def _one(folder: Path, subject: Subject, name: str, config: Any, function: Any) 
         "run": subject.name,
         "step": subject.step,
         "modes": list(subject.model.modes),
-        **asdict(result),
+        **{key: value for key, value in asdict(result).items() if key != "record"},
         "commit": git_commit(ROOT),
         "seconds": round(time.perf_counter() - begin, 1),
         **describe(subject.config, torch.get_num_threads()),
     }
     write_atomic(path, json.dumps(content, indent=1) + "\n")
     parts.clear()
+    if result.record and subject.step == subject.config.steps:
+        RunFolder(folder).set_record(**result.record)
     shown = ", ".join(f"{key} {value:.4f}" for key, value in list(result.metrics.items())[:8] if value is not None)
     log.info("%s, step %d, %s: %s (%s)", subject.name, subject.step, name, shown or "nothing to measure", path)
     for metric, reason in result.reasons.items():

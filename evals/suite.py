@@ -35,6 +35,9 @@ class Result:
     metrics: dict[str, float | None] = field(default_factory=dict)  # flat, as in run.json: names/with=slices
     reasons: dict[str, str] = field(default_factory=dict)  # metric -> why it is None
     tables: dict[str, Any] = field(default_factory=dict)  # curves and the like, plain values
+    record: dict[str, Any] = field(
+        default_factory=dict
+    )  # what run.json gets, for the report; of the last checkpoint only
 
 
 @dataclass

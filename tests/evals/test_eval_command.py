@@ -1,0 +1,80 @@
+"""python eval.py on a finished run: files, skipping, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from runs.folder import read_json
+from tests.runs.commands import ROOT, environment, folders, train
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run with a series of checkpoints."""
+    results = tmp_path_factory.mktemp("evaluated")
+    train(results, "mixer=maglev", "mixer.window=8", "trainer.keep_every=6", "logger=none")
+    (folder,) = folders(results)
+    return folder
+
+
+def evaluate(folder, *words, code=0):
+    command = [sys.executable, str(ROOT / "eval.py"), f"run={folder}", "threads=1", *words]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    return done
+
+
+SMALL = (
+    "suite.perplexity.max_tokens=640",
+    "suite.positions.sequences=5",
+    "suite.extrapolation.tokens=256",
+    "suite.extrapolation.factors=[1,2]",
+)
+
+
+def test_each_suite_is_a_file_with_its_settings_and_is_made_once(run):
+    names = "suite=[perplexity,positions,extrapolation,fredholm,mesa]"
+    evaluate(run, names, *SMALL)
+    found = {path.name.rsplit("-", 1)[0]: json.loads(path.read_text()) for path in (run / "eval").glob("*.json")}
+    assert set(found) == {"perplexity", "positions", "extrapolation", "fredholm", "mesa"}
+    assert found["positions"]["settings"]["sequences"] == 5 and found["positions"]["modes"] == [
+        "recurrent",
+        "teacher_forced",
+    ]
+    assert {"test/loss", "test/teacher_forced/loss"} <= found["perplexity"]["metrics"].keys()
+    assert found["mesa"]["metrics"] == {"loss": None} and "has no solver" in found["mesa"]["reasons"]["loss"]
+    assert not list((run / "eval").glob("*.parts"))
+    kept = read_json(run / "run.json")["positions"]
+    assert kept["mean"] == found["positions"]["tables"]["recurrent"]["mean"]
+    again = evaluate(run, names, *SMALL)
+    assert again.stdout.count("is there") == 5
+
+
+def test_a_series_of_checkpoints_is_evaluated(run):
+    evaluate(run, "suite=[perplexity]", "suite.perplexity.max_tokens=320", "checkpoint=all")
+    steps = sorted(read_json(path)["step"] for path in (run / "eval").glob("perplexity-*.json"))
+    assert {6, 12} <= set(steps)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["suite=[perplexity]", "suite.perplexity.splits=[valid]"],
+            "suite.perplexity.splits=valid: must be one of train, val, test",
+        ),
+        (["suite=[nosuch]"], "nosuch"),
+        (["suite=[]"], "name at least one suite"),
+        (["suite=[mesa]", "suite.mesa.tol=[2]"], "suite.mesa.tol=[2.0]: each must be between 0 and 1"),
+        (["suite=[perplexity]", "checkpoint=first"], "checkpoint=first: must be one of last, all"),
+    ],
+)
+def test_bad_input_is_refused_by_its_key(run, words, message):
+    done = evaluate(run, *words, code=1)
+    assert message in done.stderr and "Traceback" not in done.stderr
