@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,11 @@ def figure(width: float, height: float, right: float) -> tuple[Figure, Axes]:
     axes = made.add_axes((0.52 / width, 0.55 / height, right - 0.52 / width, 1 - 0.95 / height))
     axes.set_facecolor("none")
     return made, axes
+
+
+def beside(labels: Iterable[str], width: float = 10.4) -> float:
+    """The right end of axes that leaves room for the longest of ``labels`` at the ends of curves, as a share of the width."""
+    return min(0.9, 1 - (0.4 + 0.064 * max(map(len, labels), default=0)) / width)
 
 
 def panels(

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from sweeps.reports.drawing import PAPER, SIZES, Picture, figure, grid, label_ends, save, theme
+from sweeps.reports.drawing import PAPER, SIZES, Picture, beside, figure, grid, label_ends, save, theme
 from sweeps.reports.format import duration, si
 from sweeps.reports.plots_inside import by_position, diagnostics, drift
 from sweeps.reports.plots_quality import against, by_slice, draw_bar, near
@@ -100,7 +100,7 @@ def _curves(board: Board, axis: str, style: dict[str, Look]) -> Picture | None:
         return None
     wide = axis == "tokens"
     with theme():
-        canvas, axes = figure(10.4 if wide else 5.9, 4.3 if wide else 4.1, right=0.865 if wide else 0.975)
+        canvas, axes = figure(10.4 if wide else 5.9, 4.3 if wide else 4.1, right=beside(drawn) if wide else 0.975)
         ends = []
         for label, c in reversed(drawn.items()):  # the best one on top
             look = style[label]

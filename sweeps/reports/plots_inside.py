@@ -9,7 +9,20 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from sweeps.reports.diagnostics import Finding, findings
-from sweeps.reports.drawing import MUTED, PAPER, RULE, SIZES, Picture, figure, grid, label_ends, panels, save, theme
+from sweeps.reports.drawing import (
+    MUTED,
+    PAPER,
+    RULE,
+    SIZES,
+    Picture,
+    beside,
+    figure,
+    grid,
+    label_ends,
+    panels,
+    save,
+    theme,
+)
 from sweeps.reports.style import Look
 from sweeps.reports.table import Board
 
@@ -43,7 +56,7 @@ def drift(board: Board, style: dict[str, Look]) -> Picture | None:
     if not rows:
         return None
     with theme():
-        canvas, axes = figure(10.4, 4.1, right=0.82)
+        canvas, axes = figure(10.4, 4.1, right=beside(row.label for row in rows))
         ends = []
         for row in rows:
             look, records = style[row.label], [run.record["drift"] for run in row.entry.runs]
@@ -73,7 +86,7 @@ def by_position(board: Board, style: dict[str, Look]) -> Picture | None:
     if not known:
         return None
     with theme():
-        canvas, axes = figure(10.4, 4.3, right=0.865)
+        canvas, axes = figure(10.4, 4.3, right=beside(row.label for row, _ in known))
         ends = []
         for row, records in reversed(known):
             if any(record["edges"] != records[0]["edges"] for record in records):

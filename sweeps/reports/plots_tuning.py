@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
-from sweeps.reports.drawing import PAPER, SIZES, Picture, figure, grid, label_ends, save, theme
+from sweeps.reports.drawing import PAPER, SIZES, Picture, beside, figure, grid, label_ends, save, theme
 from sweeps.reports.style import Look
 from sweeps.reports.table import Board, Row
 
@@ -28,7 +28,7 @@ def sensitivity(board: Board, style: dict[str, Look], key: str = "optimizer.lr")
     if not found:
         return None
     with theme():
-        canvas, axes = figure(10.4, 4.1, right=0.865)
+        canvas, axes = figure(10.4, 4.1, right=beside(found))
         axes.set_xscale("log")
         ends = []
         for label, points in reversed(found.items()):
