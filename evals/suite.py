@@ -25,6 +25,9 @@ from runs.schema import Config
 
 T = TypeVar("T", bound=type)
 
+MODULES = {"speed": "throughput"}
+"""Suites whose module has another name; `evals/speed/` compares operations with other libraries."""
+
 SUITES: dict[str, tuple[type, Callable[..., Result]]] = {}
 
 
@@ -96,7 +99,7 @@ def suite(name: str, config: type) -> Callable[[Callable[..., Result]], Callable
 def find(name: str) -> tuple[type, Callable[..., Result]]:
     """Config class and function of a suite; its module is imported only now. Raises KeyError."""
     if name not in SUITES:
-        importlib.import_module(f"evals.{name}")
+        importlib.import_module(f"evals.{MODULES.get(name, name)}")
     return SUITES[name]
 
 

@@ -1,0 +1,170 @@
+"""A needle in a haystack (RULER, arXiv 2404.06654, single NIAH): a sentence with a number is hidden in a long text, and the
+number is asked for at its end.
+
+Small models can hardly say a number in full, so two things are measured: **accuracy**, the true number is the likeliest of
+``candidates`` (chance: one in so many), and **exact**, greedy decoding gives it digit by digit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.dataset import IGNORED, Batch
+from data.randomness import key
+from data.tokenizers import Tokenizer
+from evals.suite import Parts, Result, Subject, suite
+from models.config import at_least, one_of
+from models.evaluate import autocast
+
+NAMES = ("Adam", "Ruth", "Noah", "Leah", "Saul", "Mary", "Amos", "Joel", "Ezra", "Seth", "Dan", "Eve")
+NEEDLE = " The number of {name} is {number}. "
+QUESTION = " The number of {name} is "
+
+
+@dataclass
+class NiahConfig:
+    """See `conf/suite/niah.yaml`."""
+
+    lengths: list[int] = field(default_factory=lambda: [256, 512, 1024])
+    depths: list[float] = field(default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0])
+    samples: int = 20
+    candidates: int = 10
+    digits: int = 4
+    haystack: str = "corpus"
+    seed: int = 0
+
+    def check(self, path: str) -> None:
+        one_of(f"{path}.haystack", self.haystack, ("corpus", "noise"))
+        for name in ("samples", "digits"):
+            at_least(f"{path}.{name}", getattr(self, name), 1)
+        at_least(f"{path}.candidates", self.candidates, 2)
+        if not self.lengths or min(self.lengths) < 64:
+            raise ValueError(
+                f"{path}.lengths={self.lengths}: each must be at least 64 tokens, to hold needle and question"
+            )
+        if not self.depths or min(self.depths) < 0 or max(self.depths) > 1:
+            raise ValueError(f"{path}.depths={self.depths}: shares of the text before the needle, from 0 to 1")
+        if self.candidates > 10**self.digits - 10 ** (self.digits - 1):
+            raise ValueError(f"{path}.candidates={self.candidates}: there are fewer numbers of {self.digits} digits")
+
+
+@suite("niah", NiahConfig)
+def evaluate(subject: Subject, config: NiahConfig, parts: Parts) -> Result:
+    """Metrics ``accuracy/length=<n>`` and ``exact/length=<n>`` over all depths, and ``accuracy/length=<n>/depth=<d>``."""
+    result = Result(tables={"chance": 1 / config.candidates})
+    tokenizer = subject.dataset.tokenizer
+    if tokenizer is None:
+        raise ValueError(f"data.kind={subject.config.data.kind}: niah needs a model of text")
+    longest = subject.config.mixer.max_len()
+    for length in config.lengths:
+        room = length + 4 * config.digits
+        if longest is not None and longest < room:
+            name = f"accuracy/length={length}"
+            result.metrics[name] = None
+            result.reasons[name] = f"mixer {subject.config.mixer.kind} takes at most {longest} tokens, not {room}"
+            continue
+        found = []
+        for depth in config.depths:
+            part = parts(f"{length}/{depth}", lambda n=length, d=depth: _cell(subject, tokenizer, config, n, d))  # type: ignore[misc]
+            result.metrics[f"accuracy/length={length}/depth={depth:g}"] = part[0]
+            found.append(part)
+        result.metrics[f"accuracy/length={length}"] = float(np.mean([part[0] for part in found]))
+        result.metrics[f"exact/length={length}"] = float(np.mean([part[1] for part in found]))
+    return result
+
+
+def _cell(subject: Subject, tokenizer: Tokenizer, config: NiahConfig, length: int, depth: float) -> list[float]:
+    """(accuracy, exact) at one length and depth."""
+    rng = np.random.default_rng(key("niah", config.seed, length, round(1000 * depth)))
+    right = exact = 0
+    rows = subject.rows(subject.model.modes[0])
+    was_training = subject.model.training
+    subject.model.eval()
+    try:
+        for begin in range(0, config.samples, rows):
+            n = min(rows, config.samples - begin)
+            prompts, answers = _samples(subject, tokenizer, config, length, depth, n, rng)
+            best, greedy = _answer(subject, prompts, answers)
+            right += int((best == 0).sum())
+            exact += int(greedy.sum())
+    finally:
+        subject.model.train(was_training)
+    return [right / config.samples, exact / config.samples]
+
+
+def _samples(
+    subject: Subject,
+    tokenizer: Tokenizer,
+    config: NiahConfig,
+    length: int,
+    depth: float,
+    n: int,
+    rng: np.random.Generator,
+) -> tuple[Tensor, list[list[list[int]]]]:
+    """Prompts (n, length), and for each the candidates' tokens, the true one first."""
+    prompts, answers = [], []
+    for _ in range(n):
+        low = 10 ** (config.digits - 1)
+        numbers = low + rng.choice(9 * low, size=config.candidates, replace=False)
+        name = NAMES[rng.integers(len(NAMES))]
+        needle = tokenizer.encode(NEEDLE.format(name=name, number=numbers[0])).tolist()
+        question = tokenizer.encode(QUESTION.format(name=name)).tolist()
+        hay = _hay(subject, tokenizer, config, length - 1 - len(needle) - len(question), rng)
+        cut = round(depth * len(hay))
+        prompts.append([tokenizer.bos_id, *hay[:cut], *needle, *hay[cut:], *question])
+        answers.append([tokenizer.encode(str(number)).tolist() for number in numbers])
+    return torch.tensor(prompts), answers
+
+
+def _hay(
+    subject: Subject, tokenizer: Tokenizer, config: NiahConfig, length: int, rng: np.random.Generator
+) -> list[int]:
+    if config.haystack == "noise":
+        words = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+        once = tokenizer.encode(words).tolist()
+        return (once * (length // len(once) + 1))[:length]
+    batches = subject.dataset.eval_batches("test", 64)
+    flat = torch.cat([batch.inputs_BT.flatten() for batch, _ in zip(batches, range(64), strict=False)])
+    flat = flat[flat != tokenizer.bos_id]
+    begin = int(rng.integers(max(1, len(flat) - length)))
+    found = flat[begin : begin + length].tolist()
+    if len(found) < length:
+        raise ValueError(f"length={length}: the test split is too short for such a haystack; use haystack=noise")
+    return found
+
+
+@torch.no_grad()
+def _answer(subject: Subject, prompts_BT: Tensor, answers: list[list[list[int]]]) -> tuple[np.ndarray, np.ndarray]:
+    """(B,) which candidate is the likeliest, and (B,) bool, whether greedy decoding says the true one. The prompt is read
+    once; all candidates go on from its state."""
+    model, device = subject.model, subject.device
+    rows, steps = prompts_BT.shape
+    longest = max(len(tokens) for row in answers for tokens in row)
+    with autocast(device, subject.config.precision):
+        state = model.init_state(rows, steps + longest)
+        features_BTD, state = model.read(prompts_BT.to(device), state)
+        last_BD = features_BTD[:, -1:]
+        nats = np.zeros((rows, len(answers[0])))
+        for c in range(len(answers[0])):
+            tokens_BT = torch.full((rows, longest), 0)
+            targets_BT = torch.full((rows, longest), IGNORED)
+            for row, candidates in enumerate(answers):
+                found = torch.tensor(candidates[c])
+                tokens_BT[row, : len(found)] = targets_BT[row, : len(found)] = found
+            told_BTD, _ = model.read(tokens_BT[:, :-1].to(device), state) if longest > 1 else (last_BD[:, :0], None)
+            fields: dict[str, Any] = dict.fromkeys(Batch._fields)
+            batch = Batch(**fields | {"inputs_BT": tokens_BT, "targets_BT": targets_BT.to(device), "n_targets": 1})
+            nats[:, c] = model.graded(torch.cat((last_BD, told_BTD), dim=1), batch).nats_BT.sum(1).float().cpu().numpy()
+        said = torch.zeros(rows, longest, dtype=torch.int64)
+        features_B1D = last_BD
+        for t in range(longest):
+            said[:, t] = model.logits(features_B1D)[:, -1].argmax(-1).cpu()
+            if t + 1 < longest:
+                features_B1D, state = model.read(said[:, t : t + 1].to(device), state)
+    greedy = np.array([said[row, : len(c[0])].tolist() == c[0] for row, c in enumerate(answers)])
+    return nats.argmin(axis=1), greedy
