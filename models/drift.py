@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.two_pass import TwoPassModel, distance
+from models.memory_distance import distance
+from models.two_pass import TwoPassModel
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ from models.backbone import Block, Stack, Trace
 from models.cross_entropy import graded_positions
 from models.init import initial_input_scalar, initialise_part
 from models.lm import Graded, LanguageModel, LMState
+from models.memory_distance import distance
+from models.two_pass_counts import two_pass_counts
 
 RECURRENT, TEACHER_FORCED = "recurrent", "teacher_forced"
 BLOCK = 64  # tokens whose logits are made at once where tokens go one by one
@@ -405,71 +407,10 @@ class TwoPassModel(LanguageModel):
         assert after is not None
         return after
 
-    # ---- counts ----
-
     def counts(self, seq_len: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-        """As the base class says, of the deployed decoder; what training has beside it is ``params_training_only``, and its
-        FLOPs are told by pass: ``train_flops_prefiller`` and ``train_flops_decoder`` per token."""
-        counts, mixer = super().counts(seq_len, dtype), self.mixer
-        training_only = [*self.prefiller.parameters()] if self.prefiller is not None else []
-        training_only += [p for p in (self.prefiller_keep_L, self.prefiller_input_L) if p is not None]
-        dropped = sum(p.numel() for p in training_only)
-        injected = sum(p.numel() for p in self.injection_parameters())
-        layers = [cast(InjectedAttention, block.mixer) for block in self.backbone.layers]
-        projections = 0 if self.projection is None else sum(2 * p.numel() for p in self.projection.parameters())
-        output = 2 * self.vocab_size * self.config.d_model
-        mlps = counts["flops_per_token"] - output - sum(layer.flops_per_token(seq_len) for layer in layers)
-        decoder = counts["flops_per_token"] + projections
-        prefiller = 0.0
-        if mixer.training == "two_pass":
-            # Blocks behind the source of the memory are not run for it, unless something else needs them.
-            whole = bool(mixer.q_ce_weight) or mixer.subsets > 1 or mixer.source_layer is None
-            reach = len(layers) if whole else mixer.source_layer
-            prefiller = sum(layer.prefiller_flops_per_token(seq_len) for layer in layers[:reach])
-            prefiller += mlps * (reach or 0) / len(layers) + (output if mixer.q_ce_weight else 0)
-        extra = mixer.extra_passes * (decoder - output) + (decoder - output) / 3 * bool(mixer.own_memory_prob)
-        return counts | {
-            "params": counts["params"] - dropped,
-            "params_non_embedding": counts["params_non_embedding"] - dropped,
-            "params_mixer": counts["params_mixer"] + injected - sum(p.numel() for p in self._layer_injection()),
-            "params_injection": injected,
-            "params_training_only": dropped,
-            "params_scaling": counts["params_scaling"]
-            - sum(p.numel() for p in [*self.injection_parameters(), *training_only] if p.ndim > 1),
-            "flops_per_token": decoder,
-            "train_flops_prefiller": 3 * prefiller,
-            "train_flops_decoder": 3 * (decoder + extra),
-            "train_flops_per_token": 3 * (prefiller + decoder + extra),
-            "state_bytes": counts["state_bytes"] + self.config.d_model * dtype.itemsize,
-        }
-
-    def injection_parameters(self) -> list[nn.Parameter]:
-        """What the deployed decoder has more than plain attention."""
-        own = [self.m0_D, self.memory_gain_L, self.keep_memory_D]
-        shared = [] if self.projection is None else list(self.projection.parameters())
-        return [*(p for p in own if p is not None), *shared, *self._layer_injection()]
-
-    def _layer_injection(self) -> list[nn.Parameter]:
-        layers = [cast(InjectedAttention, block.mixer) for block in self.backbone.layers]
-        return [p for layer in layers for m in (layer.gate, layer.projection) if m is not None for p in m.parameters()]
+        """As the base class says, of the deployed decoder; more in `models.two_pass_counts`."""
+        return two_pass_counts(self, super().counts(seq_len, dtype), seq_len, dtype)
 
 
 def _vector(size: int, wanted: bool) -> nn.Parameter | None:
     return nn.Parameter(torch.empty(size)) if wanted else None
-
-
-def distance(ours_BTD: Tensor, theirs_BTD: Tensor, form: str = "rms", eps: float = 1e-8) -> Tensor:
-    """(B, T) in float32 or wider: rms |a - b| / sqrt(D), mse, cosine (1 - cos), or huber.
-
-    The root has ``eps`` under it: with output projections that start at zero both memories are equal, and the derivative
-    of a bare root there is not finite.
-    """
-    wide = torch.promote_types(ours_BTD.dtype, torch.float32)
-    with torch.autocast(ours_BTD.device.type, enabled=False):
-        ours, theirs = ours_BTD.to(wide), theirs_BTD.to(wide)
-        if form == "cosine":
-            return 1 - F.cosine_similarity(ours, theirs, dim=-1)
-        if form == "huber":
-            return F.huber_loss(ours, theirs, reduction="none").mean(-1)
-        square = (ours - theirs).square().mean(-1)
-        return square if form == "mse" else (square + eps).sqrt()

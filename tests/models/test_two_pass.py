@@ -13,7 +13,8 @@ from mixers.base import Context
 from models.drift import drift, long_sequences
 from models.generation import generate
 from models.lm import build_model
-from models.two_pass import RECURRENT, TEACHER_FORCED, TwoPassModel, TwoPassState, distance
+from models.memory_distance import distance
+from models.two_pass import RECURRENT, TEACHER_FORCED, TwoPassModel, TwoPassState
 from runs.validate import ConfigError, validate
 from tests.contract.cases import ROOT, TINY, close
 from tests.contract.test_counts import FUSED
