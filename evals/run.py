@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from evals.external import PREFIX, ExternalSettings, open_external
 from evals.suite import Parts, Subject, find, result_file
 from models.config import at_least, one_of
 from runs import checkpoints
@@ -36,6 +37,7 @@ class Settings:
     threads: int | None = None
     logger: str = "none"
     cache: str = ".cache"
+    external: ExternalSettings = field(default_factory=ExternalSettings)
     folders: list[str] = field(default_factory=list)
 
     def check(self, path: str) -> None:
@@ -44,6 +46,7 @@ class Settings:
         one_of("logger", self.logger, ("none", "offline", "online"))
         for name in ("batch", "recurrent_batch", "threads"):
             at_least(name, getattr(self, name), 1)
+        self.external.check("external")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device=cuda: torch {torch.__version__} sees no CUDA device here; use device=cpu")
         self.folders = [str(folder) for folder in (self.run if isinstance(self.run, list) else [self.run])]
@@ -69,14 +72,14 @@ def evaluate(cfg: DictConfig) -> bool:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     good = True
-    for folder in map(Path, settings.folders):
-        for subject in _subjects(folder, settings):
+    for run in settings.folders:
+        for folder, subject in _external(run, settings) if run.startswith(PREFIX) else _subjects(Path(run), settings):
             for name, (config, function) in chosen.items():
                 good &= _one(folder, subject, name, config, function)
     return good
 
 
-def _subjects(folder: Path, settings: Settings) -> list[Subject]:
+def _subjects(folder: Path, settings: Settings) -> list[tuple[Path, Subject]]:
     trained = load_run(folder)
     found = [(trained.model, trained.step)]
     if settings.checkpoint == "all":
@@ -85,19 +88,32 @@ def _subjects(folder: Path, settings: Settings) -> list[Subject]:
             if content["global_step"] != trained.step:
                 model = load_model(trained.config, trained.dataset, path)
                 found.append((model, int(content["global_step"])))
+    options = _options(settings)
     return [
-        Subject(
-            name=folder.name,
-            config=trained.config,
-            dataset=trained.dataset,
-            model=model.to(settings.device).eval(),
-            step=step,
-            batch=settings.batch,
-            recurrent_batch=settings.recurrent_batch,
-            cache=Path(settings.cache),
+        (
+            folder,
+            Subject(folder.name, trained.config, trained.dataset, model.to(settings.device).eval(), step, **options),
         )
         for model, step in sorted(found, key=lambda pair: pair[1])
     ]
+
+
+def _external(run: str, settings: Settings) -> list[tuple[Path, Subject]]:
+    """A model that was not trained here, and the folder of its results."""
+    try:
+        name, config, dataset, model = open_external(run, settings.external, settings.cache)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    subject = Subject(name, config, dataset, model.to(settings.device).eval(), 0, **_options(settings))
+    return [(settings.external.folder(name), subject)]
+
+
+def _options(settings: Settings) -> dict[str, Any]:
+    return {
+        "batch": settings.batch,
+        "recurrent_batch": settings.recurrent_batch,
+        "cache": Path(settings.cache),
+    }
 
 
 def _one(folder: Path, subject: Subject, name: str, config: Any, function: Any) -> bool:
@@ -106,7 +122,7 @@ def _one(folder: Path, subject: Subject, name: str, config: Any, function: Any) 
     if path.exists():
         log.info("%s, step %d, %s: is there (%s)", subject.name, subject.step, name, path)
         return True
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     parts = Parts(path.with_suffix(".parts"))
     begin = time.perf_counter()
     log.info("%s, step %d: %s", subject.name, subject.step, name)
