@@ -134,7 +134,7 @@ class TaskConfig:
     @property
     def vocab_size(self) -> int:
         """Tokens that inputs and targets may hold."""
-        raise NotImplementedError
+        raise TypeError(f"task {self.kind!r} must define vocab_size")
 
     @property
     def input_width(self) -> int | None:
@@ -155,16 +155,16 @@ class TaskConfig:
     def chance(self) -> float:
         """Accuracy on graded positions without using the context as it should be used. Each task says how. Of a
         continuous task: the mean squared error of a constant."""
-        raise NotImplementedError
+        raise TypeError(f"task {self.kind!r} must define chance()")
 
     def sample(self, rng: np.random.Generator, n: int) -> Examples:
         """``n`` independent examples of any split."""
-        raise NotImplementedError
+        raise TypeError(f"task {self.kind!r} must define sample()")
 
     def oracle(self, inputs: np.ndarray) -> np.ndarray:
         """Predictions (N, T) from inputs alone, right at every graded position (or as good as can be). What it says
         elsewhere means nothing."""
-        raise NotImplementedError
+        raise TypeError(f"task {self.kind!r} must define oracle()")
 
     def new_score(self, n_examples: int) -> TaskScore:
         """An empty score of a split with so many examples."""
