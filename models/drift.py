@@ -35,13 +35,13 @@ class Drift:
 
 
 @torch.no_grad()
-def drift(model: TwoPassModel, tokens_BT: Tensor) -> Drift:
+def drift(model: TwoPassModel, tokens_BT: Tensor, segment_ids_BT: Tensor | None = None) -> Drift:
     """Both distances over a sequence of any length, in ranges that double: 0-7, 8-15, 16-31, ..."""
     was_training = model.training
     model.eval()
     try:
-        first, second = model.both_passes(tokens_BT)
-        own_BTD = model.recurrent_memory(tokens_BT)
+        first, second = model.both_passes(tokens_BT, segment_ids_BT)
+        own_BTD = model.recurrent_memory(tokens_BT, segment_ids_BT)
     finally:
         model.train(was_training)
     edges = _edges(tokens_BT.shape[1])
@@ -65,18 +65,25 @@ def _means(apart_BT: Tensor, edges: list[int]) -> list[float]:
     return [float(apart_BT[:, a:b].mean()) for a, b in zip(edges, edges[1:], strict=False)]
 
 
-def long_sequences(batches: Any, length: int, rows: int) -> Tensor | None:
-    """(B, T) of ``length`` tokens and at most ``rows`` rows from windows that follow each other in a text; None where
-    there are too few."""
+def long_sequences(batches: Any, length: int, rows: int, bos_id: int | None) -> tuple[Tensor | None, Tensor | None]:
+    """Tokens (B, T) of ``length`` and at most ``rows`` rows from windows that follow each other in a text, None where there
+    are too few; and their documents, if the windows keep documents apart."""
     found: list[Tensor] = []
+    apart = False
     for batch in batches:
         if batch.document_BT is not None:
             whole_B = (batch.document_BT >= 0).all(dim=1)  # padding ends the text
             found.append(batch.inputs_BT[whole_B])
+            apart |= batch.segment_ids_BT is not None
         if sum(part.numel() for part in found) >= length * rows:
             break
     if not found:
-        return None
+        return None, None
     flat = torch.cat(found).flatten()
     n = min(rows, len(flat) // length)
-    return flat[: n * length].view(n, length) if n else None
+    if not n:
+        return None, None
+    tokens_BT = flat[: n * length].view(n, length)
+    if not apart or bos_id is None:
+        return tokens_BT, None
+    return tokens_BT, torch.eq(tokens_BT, bos_id).cumsum(dim=1)

@@ -116,19 +116,15 @@ class TwoPassModel(LanguageModel):
             return self.m0_D.to(like.dtype).expand(batch_size, -1)
         return like.new_zeros(batch_size, self.config.d_model)
 
-    def shift(self, memory_BTD: Tensor, segment_ids_BT: Tensor | None = None, first_BD: Tensor | None = None) -> Tensor:
-        """What each position receives: the memory of the token before it, and ``first_BD`` (default: that of a
-        beginning) at the first position. Where a document begins in a row, its first token receives nothing either."""
+    def shift(self, memory_BTD: Tensor, segment_ids_BT: Tensor | None = None) -> Tensor:
+        """What each position receives: the memory of the token before it. The first token of a row, and of each document
+        in it, receives ``first_memory``."""
         beginning_BD = self.first_memory(len(memory_BTD), memory_BTD)
-        head_BD = beginning_BD if first_BD is None else first_BD.to(memory_BTD.dtype)
-        before_BTD = torch.cat((head_BD[:, None], memory_BTD[:, :-1]), dim=1)
+        before_BTD = torch.cat((beginning_BD[:, None], memory_BTD[:, :-1]), dim=1)
         if segment_ids_BT is None:
             return before_BTD
         border_BT = F.pad(segment_ids_BT[:, 1:] != segment_ids_BT[:, :-1], (1, 0))
         return torch.where(border_BT[..., None], beginning_BD[:, None], before_BTD)
-
-    def _context(self, positions: Tensor, segment_ids_BT: Tensor | None, **options: Any) -> Context:
-        return Context(positions=positions, segment_ids=segment_ids_BT, **options)
 
     def _memory_of(self, trace: Trace, before_BTD: Tensor | None) -> Tensor:
         """The memory that a pass writes; ``before_BTD`` is what it has read."""
@@ -146,7 +142,7 @@ class TwoPassModel(LanguageModel):
         """Pass 1. Without ``features`` it ends where the memory is taken. ``record`` also returns each layer's keys and
         values of all positions."""
         positions = torch.arange(embedded_BTD.shape[1], device=embedded_BTD.device)
-        context = self._context(positions, segment_ids_BT, role="prefiller")
+        context = Context(positions, segment_ids_BT, role="prefiller")
         states: list[State] | None = [{} for _ in self.backbone.layers] if record else None
         source = self.mixer.source_layer
         stop = source if source is not None and not (features or record) else None
@@ -191,12 +187,12 @@ class TwoPassModel(LanguageModel):
             return self.decode(
                 embedded_BTD,
                 self.shift(first.memory_BTD, segment_ids_BT),
-                context=self._context(positions, segment_ids_BT),
+                context=Context(positions, segment_ids_BT),
             )
         features_BTD, memory_BTD = torch.empty_like(first.features_BTD), first.memory_BTD.clone()
         states = first.states
         for s in range(n):
-            context = self._context(positions[s::n], segment_ids_BT, subset=(s, n))
+            context = Context(positions[s::n], segment_ids_BT, subset=(s, n))
             before_BTD = self.shift(memory_BTD, segment_ids_BT)[:, s::n]
             part = self.decode(embedded_BTD[:, s::n], before_BTD, states, context=context)
             states = part.states
@@ -337,7 +333,7 @@ class TwoPassModel(LanguageModel):
             if self.mixer.bptt_len and t and t % self.mixer.bptt_len == 0:
                 memory_BD = memory_BD.detach()
                 layers = [{name: value.detach() for name, value in layer.items()} for layer in layers]
-            context = self._context(positions[t : t + 1], None, donate_state=donate_state)
+            context = Context(positions[t : t + 1], None, donate_state=donate_state)
             one = self.decode(embedded_BTD[:, t : t + 1], memory_BD[:, None], layers, context=context)
             assert one.states is not None
             memory_BD, layers = one.memory_BTD[:, 0], one.states
@@ -351,9 +347,9 @@ class TwoPassModel(LanguageModel):
         kept = torch.cat(features, dim=1) if features else embedded_BTD[:, :0]
         return kept, torch.stack(memories, dim=1), after
 
-    def recurrent_memory(self, tokens_BT: Tensor) -> Tensor:
+    def recurrent_memory(self, tokens_BT: Tensor, segment_ids_BT: Tensor | None = None) -> Tensor:
         """(B, T, D): the decoder's own memories."""
-        return self._unrolled(tokens_BT, donate_state=True, graded=lambda *_: None)[1]
+        return self._unrolled(tokens_BT, segment_ids_BT, donate_state=True, graded=lambda *_: None)[1]
 
     def grade(self, batch: Batch, mode: str | None = None) -> Graded:
         """As the base class says; ``mode`` recurrent (the default) or teacher_forced."""
@@ -388,9 +384,9 @@ class TwoPassModel(LanguageModel):
         memory_BTD = self.prefill_memory(embedded_BTD, None, features=False).memory_BTD
         positions = torch.arange(steps, device=tokens_BT.device)
         for _ in range(self.mixer.prefill_passes - 1):
-            context = self._context(positions, None)
+            context = Context(positions, None)
             memory_BTD = self.decode(embedded_BTD, self.shift(memory_BTD), context=context).memory_BTD
-        context = self._context(positions, None, donate_state=donate_state)
+        context = Context(positions, None, donate_state=donate_state)
         last = self.decode(embedded_BTD, self.shift(memory_BTD), state.layers, context=context)
         assert last.states is not None
         return last.features_BTD, TwoPassState(last.states, steps, last.memory_BTD[:, -1])
@@ -402,7 +398,7 @@ class TwoPassModel(LanguageModel):
         if self.mixer.training == "two_pass":
             memory_BTD = self.prefill_memory(embedded_BTD, segment_ids_BT, features=False).memory_BTD
         states = self.init_state(*tokens_BT.shape[:2]).layers
-        context = self._context(torch.arange(tokens_BT.shape[1], device=tokens_BT.device), segment_ids_BT)
+        context = Context(torch.arange(tokens_BT.shape[1], device=tokens_BT.device), segment_ids_BT)
         after = self.decode(embedded_BTD, self.shift(memory_BTD, segment_ids_BT), states, context=context).states
         assert after is not None
         return after

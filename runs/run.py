@@ -291,13 +291,13 @@ def _test(config: Config, model: Any, dataset: Any, me: ids.Identity, folder: Ru
         metrics |= by_mode("test", total.metrics(), mode, model.modes)
         _save_documents(folder.path / "test_documents.npz", total.documents())
     if isinstance(model, TwoPassModel) and len(model.modes) > 1:
-        tokens_BT = long_sequences(
-            dataset.eval_batches("test", config.trainer.eval_batch, None), DRIFT_LENGTH * dataset.seq_len, DRIFT_ROWS
-        )
+        windows = dataset.eval_batches("test", config.trainer.eval_batch, None)
+        tokens_BT, documents_BT = long_sequences(windows, DRIFT_LENGTH * dataset.seq_len, DRIFT_ROWS, dataset.bos_id)
         if tokens_BT is not None:
             device = next(model.parameters()).device
             with autocast(device, config.precision):
-                found = drift(model, tokens_BT.to(device))
+                documents_BT = None if documents_BT is None else documents_BT.to(device)
+                found = drift(model, tokens_BT.to(device), documents_BT)
             folder.set_record(drift={**found.plain(), "train_length": dataset.seq_len, "rows": len(tokens_BT)})
     return metrics, speed
 

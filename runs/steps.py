@@ -199,8 +199,8 @@ class StepEnd(Callback):
     def _drift(self, module: TrainingModule) -> dict[str, float]:
         """Distance of the two passes' memories and of the recurrence's, by position, in a few validation windows."""
         assert isinstance(module.model, TwoPassModel)
-        batch = next(iter(module.dataset.eval_batches("val", DIAGNOSED, None)))
-        found = drift(module.model, batch.inputs_BT.to(module.device))
+        batch = to_device(next(iter(module.dataset.eval_batches("val", DIAGNOSED, None))), module.device)
+        found = drift(module.model, batch.inputs_BT, batch.segment_ids_BT)
         return {
             f"val/{name}/{where}": value for name, values in found.named().items() for where, value in values.items()
         }

@@ -284,6 +284,15 @@ def test_loss_is_cross_entropy_plus_the_unsquared_distance():
     )
 
 
+def test_memory_may_come_from_an_inner_layer_as_it_is():
+    """LRT's source layer: the stream after that block, under no norm."""
+    model = model_of("mixer=maglev", "mixer.source_layer=1", "mixer.lam=0").eval()
+    outputs = []
+    model.backbone.layers[0].register_forward_hook(lambda _block, _inputs, output: outputs.append(output[0]))
+    first, second = model.both_passes(tokens())
+    assert torch.equal(first.memory_BTD, outputs[0]) and torch.equal(second.memory_BTD, outputs[1])
+
+
 def test_parts_of_a_global_batch_add_up():
     model, x, y = variant("separate"), tokens(4), tokens(4, seed=1)
     y[0, :9] = -100
@@ -540,8 +549,20 @@ def test_long_sequences_are_windows_put_together():
     document = torch.zeros(4, 10, dtype=torch.int64)
     document[3, 5:] = -1
     batches = [Batch(rows[i : i + 2], rows, None, 1, document[i : i + 2]) for i in (0, 2)]
-    assert torch.equal(long_sequences(batches, 20, 4), torch.arange(20).view(1, 20))
-    assert long_sequences(batches, 40, 4) is None
+    tokens_BT, documents_BT = long_sequences(batches, 20, 4, bos_id=7)
+    assert torch.equal(tokens_BT, torch.arange(20).view(1, 20)) and documents_BT is None
+    assert long_sequences(batches, 40, 4, bos_id=7) == (None, None)
+    apart = [batch._replace(segment_ids_BT=torch.zeros_like(batch.inputs_BT)) for batch in batches]
+    assert torch.equal(long_sequences(apart, 20, 4, bos_id=7)[1], (torch.arange(20) >= 7).long().view(1, 20))
+
+
+def test_drift_knows_where_documents_begin():
+    model, x = variant("maglev"), tokens(2, 16)
+    border = (torch.arange(16) >= 8).long().expand(2, -1)
+    together = drift(model, x, border)
+    apart = [drift(model, x[:, a:b]) for a, b in ((0, 8), (8, 16))]
+    for name in ("recurrent", "teacher_forced"):
+        assert getattr(together, name) == pytest.approx([getattr(part, name)[0] for part in apart])
 
 
 @pytest.mark.parametrize("passes", [1, 3, 12])
