@@ -431,6 +431,21 @@ def test_truncated_bptt_has_the_same_loss_and_another_gradient():
     )
 
 
+def test_truncated_bptt_is_the_gradient_of_pieces_that_begin_from_detached_states():
+    model, x, y = model_of("mixer=maglev", "mixer.training=bptt", "mixer.bptt_len=4"), tokens(), tokens(seed=1)
+    parameters = list(model.parameters())
+    got = torch.autograd.grad(model.loss(batch_of(x, y))[0], parameters)
+    state, losses = model.init_state(2, 23), []
+    for begin in range(0, 23, 4):
+        part = slice(begin, begin + 4)
+        logits, state = model.prefill(x[:, part], state)
+        losses.append(F.cross_entropy(logits.flatten(0, 1), y[:, part].flatten(), reduction="sum"))
+        layers = [{name: value.detach() for name, value in layer.items()} for layer in state.layers]
+        state = TwoPassState(layers, state.length, state.memory_BD.detach())
+    wanted = torch.autograd.grad(sum(losses) / y.numel(), parameters)
+    torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
+
+
 # ---- training aids -----------------------------------------------------------------------------------------------------
 
 
