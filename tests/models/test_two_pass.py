@@ -269,8 +269,7 @@ def test_loss_is_cross_entropy_plus_the_unsquared_distance():
     model, x, y = variant("maglev"), tokens(), tokens(seed=1)
     y[0, :7] = -100
     first, second = model.both_passes(x)
-    log_p = model.logits(second.features_BTD).log_softmax(-1)
-    nats = -log_p.gather(-1, y.clamp(min=0)[..., None])[..., 0]
+    nats = -model.logits(second.features_BTD).log_softmax(-1).gather(-1, y.clamp(min=0)[..., None])[..., 0]
     apart = (second.memory_BTD - first.memory_BTD).square().sum(-1).sqrt() / math.sqrt(16)
     graded = y >= 0
     loss, terms = model.loss(batch_of(x, y))
@@ -286,8 +285,7 @@ def test_loss_is_cross_entropy_plus_the_unsquared_distance():
 
 def test_memory_may_come_from_an_inner_layer_as_it_is():
     """LRT's source layer: the stream after that block, under no norm."""
-    model = model_of("mixer=maglev", "mixer.source_layer=1", "mixer.lam=0").eval()
-    outputs = []
+    model, outputs = model_of("mixer=maglev", "mixer.source_layer=1", "mixer.lam=0").eval(), []
     model.backbone.layers[0].register_forward_hook(lambda _block, _inputs, output: outputs.append(output[0]))
     first, second = model.both_passes(tokens())
     assert torch.equal(first.memory_BTD, outputs[0]) and torch.equal(second.memory_BTD, outputs[1])
