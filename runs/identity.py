@@ -23,6 +23,12 @@ ROOT = Path(__file__).resolve().parents[1]
 HOST = ("trainer", "logger", "paths", "study")
 SEEDS = ("seed", "init_seed", "data_seed")
 SENTINEL = "<free>"
+DERIVED = {
+    "model.head_dim": ("model.d_model", "model.n_heads"),
+    "model.mlp_width": ("model.d_model", "model.mlp_ratio"),
+    "steps": ("tokens",),
+}
+"""Keys that are filled in from others: free where one of those is."""
 
 
 def canonical(value: Any) -> str:
@@ -74,7 +80,9 @@ def comparison(raw: DictConfig, config: Config, free: Iterable[str] = ()) -> dic
     for key, value in flatten(science(config)).items():
         if key.startswith("mixer."):
             continue
-        follows = SENTINEL in str(followed.get(key, ""))
+        derived = followed.get(key) is None or key == "steps"  # tokens have the last word, whatever steps says
+        sources = [key, *DERIVED.get(key, ())] if derived else [key]
+        follows = any(SENTINEL in str(followed.get(source, "")) for source in sources)
         out[key] = SENTINEL if follows or key in free else value
     return out
 
@@ -96,7 +104,7 @@ class Identity:
     """Who a run is and where it lives."""
 
     run_id: str
-    mixer: str  # the name of its config, such as gated_deltanet_native
+    mixer: str  # the name of its config, such as gated_deltanet_native, or what a study calls this variant of it
     study: str
     science: dict[str, Any]
     comparison: dict[str, Any]
@@ -112,13 +120,15 @@ class Identity:
 
 
 def identify(raw: DictConfig, config: Config, mixer_name: str) -> Identity:
-    """``raw`` is the composed config with its interpolations, ``config`` the checked one."""
+    """``raw`` is the composed config with its interpolations, ``config`` the checked one. A study's ``label`` for a variant
+    of a mixer stands in place of the mixer's name."""
     facts = science(config)
     study = (config.study or {}).get("name", "default")
+    label = (config.study or {}).get("label") or mixer_name
     run_id = digest(facts)
-    folder = Path(config.paths.results).absolute() / "runs" / study / f"{mixer_name}-{run_id}"
+    folder = Path(config.paths.results).absolute() / "runs" / study / f"{label}-{run_id}"
     free = tuned_keys(config.study)
-    return Identity(run_id, mixer_name, study, facts, comparison(raw, config, free), folder)
+    return Identity(run_id, label, study, facts, comparison(raw, config, free), folder)
 
 
 # ---- code ------------------------------------------------------------------------------------------------------------

@@ -107,9 +107,9 @@ def _check_common(override: Override, key: str, study: Study) -> None:
             f"A mixer's grid is study.mixers.<mixer>.{key}=[...]"
         )
     plain = key.lstrip("+~")
-    if plain == "study.phase":
+    if plain in ("study.phase", "study.label"):
         raise ConfigError(
-            f"{override.input_line}: the phase is set by the sweeper; leave it out, or add hydra.mode=RUN"
+            f"{override.input_line}: phase and label are set by the sweeper; leave it out, or add hydra.mode=RUN"
         )
     owners = [mixer for mixer, grid in study.mixers.items() if plain in grid]
     if owners:
@@ -130,13 +130,15 @@ class Job:
     mixer: str
     point: Point
     seed: int
+    base: str | None = None  # the name in `conf/mixer` where ``mixer`` is a study's name for a variant of it
 
     def overrides(self) -> list[str]:
         """What it adds to the overrides that all jobs share."""
         return [
-            f"mixer={literal(self.mixer)}",
+            f"mixer={literal(self.base or self.mixer)}",
             *as_overrides(self.point),
             f"seed={self.seed}",
+            *([f"study.label={literal(self.mixer)}"] if self.base else []),
             f"study.phase={self.phase}",
         ]
 
@@ -147,7 +149,7 @@ class Job:
 def tune_jobs(study: Study) -> list[Job]:
     """Every point of every grid that leaves a choice, with each tune seed."""
     return [
-        Job("tune", mixer, point, seed)
+        Job("tune", mixer, point, seed, study.variants.get(mixer))
         for mixer in study.mixers
         if study.tune is not None and study.is_tuned(mixer)
         for point in study.points(mixer)
@@ -158,7 +160,10 @@ def tune_jobs(study: Study) -> list[Job]:
 def seed_jobs(study: Study, points: dict[str, Point]) -> list[Job]:
     """The chosen points with each seed; nothing for a mixer that has none yet."""
     return [
-        Job("seeds", mixer, points[mixer], seed) for mixer in study.mixers if mixer in points for seed in study.seeds
+        Job("seeds", mixer, points[mixer], seed, study.variants.get(mixer))
+        for mixer in study.mixers
+        if mixer in points
+        for seed in study.seeds
     ]
 
 
@@ -263,7 +268,7 @@ class Locator:
         """Raises ConfigError that names study and mixer, for whatever is wrong with the job."""
         try:
             config = self.config(job)
-            me = identity.identify(config, validate(config), job.mixer)
+            me = identity.identify(config, validate(config), job.base or job.mixer)
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(f"study {self.study}, {job}: {explain(error)}") from None
         return Run(job, RunFolder(me.folder))

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from runs.identity import HOST, ROOT, SEEDS, canonical, flatten
 from runs.validate import ConfigError, unknown_key
 
-FILE_KEYS = ("description", "shared", "mixers", "tune", "seeds", "reference", "report", "equal_trials")
+FILE_KEYS = ("description", "like", "shared", "mixers", "tune", "seeds", "reference", "report", "equal_trials")
 PHASES = ("tune", "seeds")
 
 Point = dict[str, Any]
@@ -61,7 +61,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Study:
-    """A checked study. ``mixers`` holds each mixer's grid: dotted key -> list of values."""
+    """A checked study. ``mixers`` holds each mixer's grid: dotted key -> list of values.
+
+    A row may be a variant of a mixer under a name of its own; ``variants`` says of which mixer (a name of `conf/mixer`).
+    """
 
     name: str
     mixers: dict[str, dict[str, list]]
@@ -71,6 +74,7 @@ class Study:
     equal_trials: bool = True
     description: str = ""
     report: dict[str, Any] = field(default_factory=dict)
+    variants: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, node: dict[str, Any], where: str = "study") -> Study:
@@ -78,8 +82,8 @@ class Study:
 
         ``where`` stands before each key in an error: the file while it is read, ``study`` afterwards.
         """
-        node = {key: value for key, value in node.items() if key not in ("phase", "shared")}
-        name = node.pop("name")
+        node = {key: value for key, value in node.items() if key not in ("phase", "label", "like", "shared")}
+        name, variants = node.pop("name"), dict(node.pop("variants", None) or {})
         for key in node:
             if key not in FILE_KEYS:
                 raise ConfigError(unknown_key(f"{where}.{key}", list(FILE_KEYS)))
@@ -88,7 +92,12 @@ class Study:
             raise ConfigError(
                 f"{where}.mixers={mixers}: must map each mixer to its grid, as in swa: {{mixer.window: [64]}}"
             )
-        grids = {str(mixer): _grid(grid, f"{where}.mixers.{mixer}") for mixer, grid in mixers.items()}
+        grids = {}
+        for label, grid in ((str(label), grid) for label, grid in mixers.items()):
+            if isinstance(grid, dict) and "mixer" in grid and not isinstance(grid["mixer"], dict):
+                variants[label] = _base(label, grid["mixer"], f"{where}.mixers.{label}")
+                grid = {key: values for key, values in grid.items() if key != "mixer"}
+            grids[label] = _grid(grid, f"{where}.mixers.{label}")
         reference = node.get("reference") or next(iter(grids))
         if reference not in grids:
             near = difflib.get_close_matches(str(reference), grids, 1)
@@ -111,6 +120,7 @@ class Study:
             equal_trials=equal,
             description=str(node.get("description") or ""),
             report=report,
+            variants=variants,
         )
         study._check_trials(where)
         return study
@@ -129,6 +139,10 @@ class Study:
                 "key, or add tune: {seeds: [100], metric: val/bits_per_byte, mode: min}"
             )
 
+    def base(self, mixer: str) -> str:
+        """The name in `conf/mixer` behind a row's name."""
+        return self.variants.get(mixer, mixer)
+
     def points(self, mixer: str) -> list[Point]:
         """All combinations of the values of a mixer's grid, the last key varying fastest."""
         grid = self.mixers[mixer]
@@ -141,6 +155,17 @@ class Study:
     def plain(self) -> dict[str, Any]:
         """As JSON values."""
         return asdict(self)
+
+
+def _base(label: str, base: Any, where: str) -> str:
+    if not isinstance(base, str):
+        raise ConfigError(
+            f"{where}.mixer={base}: must be the name of one mixer, of which {label} is a variant; to compare two, give each "
+            "a row of its own"
+        )
+    if not label.replace("-", "").replace(".", "").isidentifier():
+        raise ConfigError(f"{where}: a variant's name is its folder's: letters, digits, _, - and dots, as in swa_w64")
+    return base
 
 
 def _grid(node: Any, where: str) -> dict[str, list]:
@@ -209,7 +234,23 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: must be a mapping with the keys {', '.join(FILE_KEYS)}")
-    return as_config(path.stem, {str(key): value for key, value in content.items()}, where=str(path))
+    return as_config(path.stem, _extended(path, {str(key): value for key, value in content.items()}), where=str(path))
+
+
+def _extended(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """With ``like: <study>``: what that file says, and in its place what this one says; ``shared`` key by key."""
+    other = content.pop("like", None)
+    if other is None:
+        return content
+    base_path = path.with_name(f"{other}.yaml")
+    if not base_path.exists() or base_path == path:
+        known = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml") if file != path))
+        raise ConfigError(f"{path}.like={other}: no such study. Studies: {known}")
+    base = OmegaConf.to_container(OmegaConf.load(base_path))
+    if not isinstance(base, dict) or "like" in base:
+        raise ConfigError(f"{path}.like={other}: {base_path} must be a study that says all of itself, without `like`")
+    shared = {**(base.get("shared") or {}), **(content.get("shared") or {})}
+    return {**{str(key): value for key, value in base.items()}, **content, "shared": shared}
 
 
 def as_config(name: str, content: dict[str, Any], where: str = "study") -> dict[str, Any]:
@@ -237,7 +278,7 @@ def as_config(name: str, content: dict[str, Any], where: str = "study") -> dict[
     return {
         "defaults": [*defaults, {"override /hydra/sweeper": "study"}],  # Hydra wants overrides last
         **OmegaConf.to_container(config),  # type: ignore[dict-item]
-        "study": {**spec, "phase": None},
+        "study": {**spec, "phase": None, "label": None},
     }
 
 

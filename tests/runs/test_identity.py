@@ -108,6 +108,22 @@ def test_a_tuned_group_is_free_as_a_whole():
     assert one.comparison["schedule.kind"] == one.comparison["schedule.final"] == identity.SENTINEL
 
 
+@pytest.mark.parametrize(
+    ("key", "free", "bound"),
+    [
+        ("model.n_heads", ["model.n_heads=2"], ["model.n_heads=2", "model.head_dim=16"]),
+        ("model.d_model", ["model.d_model=32"], ["model.d_model=32", "model.mlp_width=48"]),
+        ("tokens", ["tokens=409600"], ["global_batch=8"]),
+    ],
+)
+def test_what_is_derived_from_a_free_key_is_free_unless_it_is_set(key, free, bound):
+    study = {"name": "s", "phase": "seeds", "mixers": {"swa": {key: [1]}}}
+    base = identify(study=study)
+    assert identify(*free, study=study).comparison_key == base.comparison_key
+    assert identify(*bound, study=study).comparison_key != base.comparison_key
+    assert identify(*free).comparison_key != BASE.comparison_key
+
+
 def test_folder_is_a_function_of_the_config():
     assert BASE.folder == ROOT / "results" / "runs" / "default" / f"transformer-{BASE.run_id}"
     assert identify("mixer=gated_deltanet_native").folder.name.startswith("gated_deltanet_native-")

@@ -64,7 +64,8 @@ def selected(study: Study, *arguments: str):
         ({"mixers": {"swa": {"trainer": ["cpu"]}}}, ["trainer=['cpu']", "cannot be in a grid"]),
         ({"mixers": {"swa": {"trainer": {"devices": [2]}}}}, ["trainer.devices=[2]", "cannot be in a grid"]),
         ({"mixers": {"swa": {"hydra/launcher": ["basic"]}}}, ["hydra/launcher", "cannot be in a grid"]),
-        ({"mixers": {"swa": {"mixer": ["mesa"]}}}, ["mixer=['mesa']", "cannot be in a grid"]),
+        ({"mixers": {"swa": {"mixer": ["mesa"]}}}, ["swa.mixer=['mesa']", "the name of one mixer"]),
+        ({"mixers": {"a/b": {"mixer": "mesa"}}}, ["mixers.a/b", "letters, digits"]),
         ({"mixers": {"swa": {"init_seed": [1]}}}, ["init_seed=[1]", "seeds"]),
         ({"mixers": {"swa": {"data.seq_len": [64]}}}, ["data.seq_len=[64]", "shared"]),
         ({"mixers": {"swa": {"steps": [10, 20]}}}, ["steps=[10, 20]", "a budget is not tuned", "one value"]),
@@ -161,6 +162,46 @@ def test_the_command_line_overrides_what_is_shared(hydra_compose, tmp_path):
     assert again.seeds == [7] and again.mixers["swa"]["mixer.window"] == [8, 16]
 
 
+def test_variants_of_one_mixer_are_rows_of_their_own(hydra_compose, tmp_path):
+    """Composed, overridden, parsed again, as jobs, and as folders."""
+    rows = {
+        "swa_w8": {"mixer": "swa", "mixer.window": [8], "optimizer.lr": [1e-3, 3e-3]},
+        "swa": {"mixer.window": [8], "optimizer.lr": [1e-3, 3e-3]},
+        "wide.swa": {"mixer": "swa", "model.n_heads": [2], "optimizer.lr": [1e-3, 3e-3]},
+    }
+    common = [*own_study(tmp_path, rows), f"paths.results={tmp_path}", "study.mixers.swa_w8.mixer.window=[4]"]
+    config = OmegaConf.to_container(hydra_compose(common).study)
+    made = Study.parse(config)  # type: ignore[arg-type]
+    assert list(made.mixers) == list(rows) and made.variants == {"swa_w8": "swa", "wide.swa": "swa"}
+    assert made.points("swa_w8")[1] == {"mixer.window": 4, "optimizer.lr": 3e-3}
+    assert made == Study.parse(made.plain()) and tuned_keys(config) == ["model.n_heads", "optimizer.lr"]  # type: ignore[arg-type]
+    locate = Locator("mine", common, hydra_compose)
+    jobs = seed_jobs(made, {mixer: made.points(mixer)[0] for mixer in made.mixers})[::3]
+    assert jobs[0].overrides()[0] == "mixer=swa" and jobs[0].overrides()[-2] == "study.label=swa_w8"
+    assert not any("label" in word for word in jobs[1].overrides())
+    narrow, plain, wide = (locate(job) for job in jobs)
+    assert [run.name.rsplit("-", 1)[0] for run in (narrow, plain, wide)] == list(rows)
+    assert locate.config(jobs[0]).mixer.window == 4 and locate.config(jobs[2]).model.n_heads == 2
+    first, second = (locate(Job("seeds", row, made.points("swa")[0], 0, "swa")) for row in ("swa_w8", "swa"))
+    assert first.name.split("-")[1] == second.name.split("-")[1], "the name is no part of what is computed"
+
+
+def test_a_study_like_another_says_only_what_differs(tmp_path):
+    base, other = tmp_path / "base.yaml", tmp_path / "other.yaml"
+    OmegaConf.save(content(shared={"model": "tiny", "data.seq_len": 32}, description="a"), base)
+    OmegaConf.save({"like": "base", "shared": {"data.seq_len": 64, "steps": 9}, "seeds": [5]}, other)
+    made = read(other)
+    assert (made["data"]["seq_len"], made["steps"], made["study"]["seeds"]) == (64, 9, [5])
+    assert made["study"]["mixers"] == read(base)["study"]["mixers"] and made["study"]["description"] == "a"
+    OmegaConf.save({"like": "bass"}, other)
+    with pytest.raises(ConfigError, match="like=bass: no such study. Studies: base"):
+        read(other)
+    OmegaConf.save({"like": "other"}, base)
+    OmegaConf.save({"like": "base"}, other)
+    with pytest.raises(ConfigError, match="without `like`"):
+        read(other)
+
+
 # ---- overrides -------------------------------------------------------------------------------------------------------
 
 
@@ -230,6 +271,7 @@ def test_narrowing(hydra_compose, argument, mixers, seeds):
         ("model=tiny,small", ["model=tiny,small", "only mixer= and seed= may be swept"]),
         ("optimizer.lr=1", ["optimizer.lr=1", "no effect", "study.mixers.swa.optimizer.lr=[...]"]),
         ("study.phase=tune", ["study.phase=tune", "set by the sweeper"]),
+        ("study.label=x", ["study.label=x", "set by the sweeper"]),
     ],
 )
 def test_what_a_command_line_may_not_say(hydra_compose, argument, words):
