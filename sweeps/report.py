@@ -95,8 +95,8 @@ def _settings(record: StudyRecord | None) -> dict[str, Any]:
     """What a study's file says under ``report``."""
     settings = (record.spec.get("report") or {}) if record else {}
     for key in settings:
-        if key != "metric":
-            raise CollectError(unknown_key(f"report.{key}", ["metric"], "the study's file"))
+        if key not in ("metric", "control"):  # the control is for `sweeps.claims`
+            raise CollectError(unknown_key(f"report.{key}", ["metric", "control"], "the study's file"))
     return settings
 
 
