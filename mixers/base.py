@@ -37,6 +37,8 @@ class Context:
     memory: Memory | None = None  # two-pass models: what is injected; None: zeros
     role: str | None = None  # two-pass models: which pass this is, prefiller or decoder (None)
     subset: tuple[int, int] | None = None  # two-pass models: the rows are positions first, first + step, ... only
+    tokens: Tensor | None = None  # (B, T) int64, where the backbone has value embeddings
+    value_BTHV: Tensor | None = None  # a value embedding: added to the layer's values before all that is done to them
 
 
 NO_CONTEXT = Context()
@@ -90,6 +92,10 @@ class MixerConfig:
     def max_len(self) -> int | None:
         """The longest document that the mixer can take; None: any."""
         return None
+
+    def takes_value_embeds(self) -> bool:
+        """Do its layers add ``context.value_BTHV`` to their values?"""
+        return False
 
     def kinds(self) -> set[str]:
         """The kinds of mixers in use; a hybrid adds those of its parts."""

@@ -23,7 +23,7 @@ from mixers import register
 from mixers.base import NO_CONTEXT, Context, Mixer, MixerConfig, State
 from mixers.kernels import chosen
 from mixers.ops.scan import linear_scan, recurrent_scan
-from mixers.parts import ResidualLinear, ShortConv
+from mixers.parts import FusedLinear, ResidualLinear, ShortConv
 
 DECAY_INITS = ("code", "paper")
 STEEPEST = 1000.0  # bound on the derivative of the square root in sqrt(1 - a^2), which has none where a = 1
@@ -92,7 +92,7 @@ class Hawk(Mixer):
         super().__init__()
         self.config = config
         c, block = config, config.width // config.n_heads
-        self.branches = nn.Linear(c.d_model, 2 * c.width)  # the gate's, then the recurrence's
+        self.branches = FusedLinear(c.d_model, (c.width,) * 2)  # the gate's, then the recurrence's
         self.conv = ShortConv(c.width, c.conv_width, bias=True, activation=False)
         self.gates_HKG = nn.Parameter(torch.empty(c.n_heads, block, 2 * block))  # recurrence gate, then input gate
         self.recurrence_bias_D = nn.Parameter(torch.empty(c.width))

@@ -54,6 +54,9 @@ class HybridConfig(MixerConfig):
     def kinds(self) -> set[str]:
         return {self.kind}.union(*(part.kinds() for part in self.parts.values()))
 
+    def takes_value_embeds(self) -> bool:
+        return all(part.takes_value_embeds() for part in self.parts.values())
+
     def max_len(self) -> int | None:
         return min((n for part in self.parts.values() if (n := part.max_len()) is not None), default=None)
 

@@ -22,7 +22,7 @@ from mixers.base import NO_CONTEXT, Context, Knob, Mixer, MixerConfig, State
 from mixers.ops._documents import positions_in_documents
 from mixers.ops.long_conv import BACKENDS, causal_conv, conv_flops_per_token
 from mixers.ops.online_conv import init_conv_state, online_conv
-from mixers.parts import ResidualLinear, ShortConv
+from mixers.parts import FusedLinear, ResidualLinear, ShortConv
 
 TARGET = 0.01  # what the window has left after decay_fast or decay_slow lengths
 LOWEST = 1e-4  # frequency of the first band
@@ -102,7 +102,7 @@ class Hyena(Mixer):
         super().__init__()
         self.config = config
         width, units = config.d_model, config.filter_width
-        self.project = nn.Linear(width, 3 * width)
+        self.project = FusedLinear(width, (width,) * 3)
         self.conv = ShortConv(3 * width, config.short_width, bias=True, activation=False)
         sine = Sine(units)
         self.filter_mlp = nn.Sequential(

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixers.base import NO_CONTEXT, Context, Knob, Mixer, MixerConfig, State
-from mixers.parts import ResidualLinear, RMSNorm, ShortConv, l2_normalise, rotary, wide_linear
+from mixers.parts import FusedLinear, ResidualLinear, RMSNorm, ShortConv, l2_normalise, rotary, wide_linear
 
 CONV_ON = ("none", "qk", "qkv")
 QK_NORMS = ("none", "l2")
@@ -137,7 +137,7 @@ class LinearFrame(Mixer):
         self.config = config
         c = config
         keys, values = c.n_heads * c.key_dim, c.n_heads * c.value_dim
-        self.qkv = nn.Linear(c.d_model, 2 * keys + values, bias=False)
+        self.qkv = FusedLinear(c.d_model, (keys, keys, values), bias=False)
         self.conv = ShortConv(c.conv_channels(), c.conv_width) if c.conv_on != "none" else None
         if c.gates:
             self.gate = nn.Linear(c.d_model, c.gates * c.n_heads, bias=c.gate_bias)

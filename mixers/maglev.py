@@ -25,7 +25,7 @@ from mixers.base import NO_CONTEXT, Context, Knob, Memory, Mixer, MixerConfig, S
 from mixers.kernels import chosen
 from mixers.ops.attention import attention, init_attention_state, restart_attention
 from mixers.ops.strided_attention import strided_attention
-from mixers.parts import ResidualLinear, rms_normalise, rotary, wide_linear
+from mixers.parts import FusedLinear, ResidualLinear, rms_normalise, rotary, wide_linear
 
 INJECTIONS = ("k", "v", "cross", "residual")
 
@@ -249,6 +249,9 @@ class MaglevConfig(MixerConfig):
     def build(self, layer_index: int, n_layers: int) -> Mixer:
         return InjectedAttention(self)
 
+    def takes_value_embeds(self) -> bool:
+        return True
+
     def accessories(self) -> dict[str, str]:
         return {
             "positions": f"rotary, base {self.rope_base:g}",
@@ -306,7 +309,7 @@ class InjectedAttention(Mixer):
         super().__init__()
         self.config = config
         inner = config.n_heads * config.head_dim
-        self.qkv = nn.Linear(config.d_model, 3 * inner, bias=False)
+        self.qkv = FusedLinear(config.d_model, (inner,) * 3, bias=False)
         self.out = ResidualLinear(inner, config.d_model, bias=False)
         self.gate = nn.Linear(config.d_model, config.gate_width, bias=False) if config.mixed else None
         self.projection = MemoryProjection(config) if config.mixed and config.rec_proj == "layerwise" else None
@@ -337,6 +340,8 @@ class InjectedAttention(Mixer):
             if context.memory is not None and not prefiller:
                 memory_k, memory_v = self._memory(context.memory)
         q, k, v = self.qkv(x_BTD).unflatten(-1, (3, c.n_heads, c.head_dim)).unbind(2)
+        if context.value_BTHV is not None:
+            v = v + context.value_BTHV
         if c.qk_norm and c.mix_order == "maglev":
             q, k = rms_normalise(q), rms_normalise(k)
         positions = context.positions

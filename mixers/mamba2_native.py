@@ -22,7 +22,7 @@ from mixers.base import NO_CONTEXT, Context, Mixer, MixerConfig, State
 from mixers.kernels import chosen
 from mixers.linear import linear_attention_flops
 from mixers.ops.ssd import recurrent_ssd, ssd
-from mixers.parts import ResidualLinear, ShortConv, wide_linear
+from mixers.parts import FusedLinear, ResidualLinear, ShortConv, wide_linear
 
 
 @register
@@ -91,7 +91,8 @@ class Mamba2Native(Mixer):
     def __init__(self, config: Mamba2NativeConfig):
         super().__init__()
         self.config = config
-        self.maps = nn.Linear(config.d_model, config.inner + config.conv_channels, bias=False)
+        shared = config.n_groups * config.d_state
+        self.maps = FusedLinear(config.d_model, (config.inner, config.inner, shared, shared), bias=False)
         self.step = nn.Linear(config.d_model, config.ssm_heads, bias=False)
         self.conv = ShortConv(config.conv_channels, config.conv_width, bias=True)
         self.a_log_H = nn.Parameter(torch.empty(config.ssm_heads))

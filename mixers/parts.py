@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -94,6 +95,15 @@ def wide_linear(layer: nn.Linear, x: Tensor) -> Tensor:
 
 class ResidualLinear(nn.Linear):
     """A linear map that writes to the residual stream: the backbone scales its initial weights by the depth."""
+
+
+class FusedLinear(nn.Linear):
+    """Several linear maps of the same input in one matrix, one above the other: ``parts`` are their widths. An optimizer
+    that looks at a matrix as a whole (Muon) takes them one by one."""
+
+    def __init__(self, in_features: int, parts: Sequence[int], bias: bool = True):
+        super().__init__(in_features, sum(parts), bias=bias)
+        self.parts = tuple(parts)
 
 
 class ShortConv(nn.Module):

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixers import register
 from mixers.base import NO_CONTEXT, Context, Knob, Mixer, MixerConfig, State
 from mixers.kernels import chosen
 from mixers.ops.attention import attention, init_attention_state
-from mixers.parts import ResidualLinear, rms_normalise, rotary
+from mixers.parts import FusedLinear, ResidualLinear, rms_normalise, rotary
 
 
 @register
@@ -38,6 +38,9 @@ class TransformerConfig(MixerConfig):
     def n_parameters(self) -> int:
         return 4 * self.d_model * self.n_heads * self.head_dim
 
+    def takes_value_embeds(self) -> bool:
+        return True
+
     def accessories(self) -> dict[str, str]:
         return {"positions": f"rotary, base {self.rope_base:g}", "q/k norm": "rms" if self.qk_norm else "none"}
 
@@ -52,7 +55,7 @@ class SoftmaxAttention(Mixer):
         super().__init__()
         self.config = config
         inner = config.n_heads * config.head_dim
-        self.qkv = nn.Linear(config.d_model, 3 * inner, bias=False)
+        self.qkv = FusedLinear(config.d_model, (inner,) * 3, bias=False)
         self.out = ResidualLinear(inner, config.d_model, bias=False)
 
     def forward(
@@ -61,6 +64,8 @@ class SoftmaxAttention(Mixer):
         context, config = context or NO_CONTEXT, self.config
         batch, steps, _ = x_BTD.shape
         qk_BTHK, v_BTHK = self.qkv(x_BTD).view(batch, steps, -1, config.head_dim).tensor_split((2 * config.n_heads,), 2)
+        if context.value_BTHV is not None:
+            v_BTHK = v_BTHK + context.value_BTHV
         if config.qk_norm:
             qk_BTHK = rms_normalise(qk_BTHK)
         positions = context.positions

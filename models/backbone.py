@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mixers.base import Context, Mixer, MixerConfig, State
-from mixers.parts import ResidualLinear, RMSNorm
+from mixers.parts import FusedLinear, ResidualLinear, RMSNorm, wide_linear
 from models.config import Model
 
 GATED: dict[str, Callable[[Tensor], Tensor]] = {"swiglu": F.silu, "geglu": F.gelu}
@@ -46,7 +47,7 @@ class MLP(nn.Module):
         assert config.mlp_width is not None
         self.kind = config.mlp
         branches = 2 if config.mlp in GATED else 1
-        self.up = nn.Linear(config.d_model, branches * config.mlp_width, bias=config.mlp_bias)
+        self.up = FusedLinear(config.d_model, (config.mlp_width,) * branches, bias=config.mlp_bias)
         self.down = ResidualLinear(config.mlp_width, config.d_model, bias=config.mlp_bias)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -56,21 +57,49 @@ class MLP(nn.Module):
         return self.down(PLAIN[self.kind](self.up(x_BTD)))
 
 
+class ValueGate(nn.Linear):
+    """What a head takes of its value embedding: 2 sigmoid(W x), W zero at the start and x the first channels of the
+    layer's input (nanochat)."""
+
+    CHANNELS = 32
+
+    def __init__(self, config: Model):
+        assert config.head_dim is not None
+        super().__init__(min(self.CHANNELS, config.d_model), config.n_heads, bias=False)
+        self.head_dim = config.head_dim
+
+    def forward(self, x_BTD: Tensor, rows_BTD: Tensor) -> Tensor:  # type: ignore[override]
+        """(B, T, H, V) in the activations' dtype, from the layer's input and the rows of the table."""
+        narrow = torch.is_autocast_enabled(x_BTD.device.type)
+        dtype = torch.get_autocast_dtype(x_BTD.device.type) if narrow else x_BTD.dtype
+        gate_BTH = 2 * torch.sigmoid(wide_linear(self, x_BTD[..., : self.in_features]))
+        return gate_BTH[..., None].to(dtype) * rows_BTD.unflatten(-1, (-1, self.head_dim)).to(dtype)
+
+
 class Block(nn.Module):
     """x + mixer(norm(x)), then x + mlp(norm(x)), or the other way round."""
 
-    def __init__(self, config: Model, mixer: Mixer):
+    def __init__(self, config: Model, mixer: Mixer, value_embed: bool = False):
         super().__init__()
         self.mlp_first = config.order == "mlp_first"
         self.mixer_norm, self.mixer = make_norm(config), mixer
+        self.value_gate = ValueGate(config) if value_embed else None
         self.mlp_norm = make_norm(config) if config.mlp != "none" else None
         self.mlp = MLP(config) if config.mlp != "none" else None
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x_BTD: Tensor, state: State | None, context: Context) -> tuple[Tensor, State | None]:
+    def forward(
+        self, x_BTD: Tensor, state: State | None, context: Context, values: nn.Module | None = None
+    ) -> tuple[Tensor, State | None]:
+        """``values``: the table of the layer's value embedding, where it has one."""
         if self.mlp_first:
             x_BTD = self._add_mlp(x_BTD)
-        y_BTD, state = self.mixer(self.mixer_norm(x_BTD), state, context)
+        input_BTD = self.mixer_norm(x_BTD)
+        if self.value_gate is not None:
+            assert values is not None and context.tokens is not None
+            value_BTHV = self.value_gate(input_BTD, values(context.tokens))
+            context = dataclasses.replace(context, value_BTHV=value_BTHV)
+        y_BTD, state = self.mixer(input_BTD, state, context)
         x_BTD = x_BTD + self.dropout(y_BTD)
         return (x_BTD if self.mlp_first else self._add_mlp(x_BTD)), state
 
@@ -98,7 +127,8 @@ class Stack(nn.Module):
     def _build(self, config: Model, mixer: MixerConfig, n_layers: int, activation_checkpointing: bool) -> None:
         self.config, self.recompute = config, activation_checkpointing
         self.blocks = nn.ModuleList(
-            Block(config, mixer.for_layer(i).build(i, config.n_layers)) for i in range(n_layers)
+            Block(config, mixer.for_layer(i).build(i, config.n_layers), i in config.value_layers())
+            for i in range(n_layers)
         )
         if config.residual_scalars:
             self.keep_L = nn.Parameter(torch.empty(n_layers))  # weight of the residual stream before block l
@@ -115,6 +145,7 @@ class Stack(nn.Module):
         states: list[State] | None,
         context: Context,
         *,
+        value_embeds: nn.ModuleDict | None = None,
         scalars: tuple[Tensor, Tensor] | None = None,
         memory_gain_L: Tensor | None = None,
         source: int | None = None,
@@ -125,7 +156,8 @@ class Stack(nn.Module):
         Args:
             embedded_BTD: what enters the first block.
             states: one of each block, or None in training.
-            context: for all mixers.
+            context: for all mixers; where there are value embeddings, with the tokens.
+            value_embeds: their tables, by the layer's number.
             scalars: (keep_L, input_L) in place of the stack's own.
             memory_gain_L: weights with which ``context.memory`` is added to the stream before each block.
             source: also return the stream after this many blocks.
@@ -140,10 +172,11 @@ class Stack(nn.Module):
             if memory_gain_L is not None and context.memory is not None:
                 x_BTD = x_BTD + memory_gain_L[i] * context.memory.state_BTD
             state = None if states is None else states[i]
+            values = value_embeds[str(i)] if value_embeds is not None and i in self.config.value_layers() else None
             if self.recompute and self.training and torch.is_grad_enabled():
-                x_BTD, state = checkpoint(block, x_BTD, state, context, use_reentrant=False)
+                x_BTD, state = checkpoint(block, x_BTD, state, context, values, use_reentrant=False)
             else:
-                x_BTD, state = block(x_BTD, state, context)
+                x_BTD, state = block(x_BTD, state, context, values)
             if state is not None:
                 after.append(state)
             if i + 1 == source:
@@ -171,6 +204,11 @@ class Backbone(Stack):
             self.embed = nn.Embedding(vocab_size, config.d_model)
         else:
             self.embed = nn.Linear(input_width, config.d_model, bias=False)
+        self.value_embeds: nn.ModuleDict | None = None
+        if config.value_embeds != "none":
+            assert config.head_dim is not None
+            width = config.n_heads * config.head_dim
+            self.value_embeds = nn.ModuleDict({str(i): nn.Embedding(vocab_size, width) for i in config.value_layers()})
         self.dropout = nn.Dropout(config.dropout)
         self._build(config, mixer, config.n_layers, activation_checkpointing)
         self.final_norm = make_norm(config) if config.final_norm else nn.Identity()
@@ -189,5 +227,7 @@ class Backbone(Stack):
         self, tokens_BT: Tensor, states: list[State] | None, context: Context
     ) -> tuple[Tensor, list[State] | None]:
         """``states``: one of each block, or None in training; returned updated."""
-        trace = self.run(self.embedded(tokens_BT), states, context)
+        if self.value_embeds is not None:
+            context = dataclasses.replace(context, tokens=tokens_BT)
+        trace = self.run(self.embedded(tokens_BT), states, context, value_embeds=self.value_embeds)
         return self.final_norm(trace.last_BTD), trace.states

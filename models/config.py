@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
+POLAR_STEPS = 5  # of which `models/muon.py` knows the coefficients
+
 
 def one_of(path: str, value: object, choices: tuple[str, ...]) -> None:
     """Refuse a value that is not among the choices."""
@@ -48,6 +50,7 @@ class Model:
     logit_cap: float | None = 30.0
     qk_norm: bool = False
     residual_scalars: bool = False
+    value_embeds: str = "none"
     dropout: float = 0.0
     init: str = "fan_in"
     init_std: float = 0.02
@@ -58,12 +61,20 @@ class Model:
         one_of(f"{path}.mlp", self.mlp, ("swiglu", "geglu", "silu", "gelu", "relu2", "none"))
         one_of(f"{path}.norm", self.norm, ("rms", "rms_plain", "layer"))
         one_of(f"{path}.order", self.order, ("mixer_first", "mlp_first"))
+        one_of(f"{path}.value_embeds", self.value_embeds, ("none", "alternate", "all"))
         one_of(f"{path}.init", self.init, ("fan_in", "normal", "kaiming", "nanochat"))
         above_zero(f"{path}.mlp_ratio", self.mlp_ratio, "3 is usual; mlp=none for no MLP")
         above_zero(f"{path}.logit_cap", self.logit_cap, "30 is usual; null for none")
         above_zero(f"{path}.init_std", self.init_std, "0.02 is usual")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"{path}.dropout={self.dropout}: must be in [0, 1)")
+
+    def value_layers(self) -> range:
+        """The layers that have a value embedding; with alternate every other one, the last among them."""
+        first, step = {"none": (self.n_layers, 1), "alternate": ((self.n_layers - 1) % 2, 2), "all": (0, 1)}[
+            self.value_embeds
+        ]
+        return range(first, self.n_layers, step)
 
     def derive(self, path: str) -> None:
         """Fill in what follows from other keys."""
@@ -79,9 +90,33 @@ class Model:
             self.mlp_width = max(1, round(self.mlp_ratio * self.d_model))
 
 
+MUON_ONLY = (
+    "momentum",
+    "momentum_start",
+    "momentum_steps",
+    "polar_steps",
+    "variance_beta",
+    "cautious",
+    "weight_decay_final",
+    "embedding_lr",
+    "value_lr",
+    "head_lr",
+    "keep_lr",
+    "input_lr",
+    "input_betas",
+    "other_lr",
+    "tuned_width",
+    "tuned_depth",
+)
+MAY_BE_NULL = ("variance_beta", "tuned_width", "tuned_depth")
+
+
 @dataclass
 class Optimizer:
-    """AdamW and the clipping of its gradients."""
+    """AdamW, or Muon with AdamW beside it, and the clipping of their gradients.
+
+    ``conf/optimizer/<kind>.yaml`` says what each field is for; those of ``MUON_ONLY`` are null with AdamW alone.
+    """
 
     kind: str = "adamw"
     lr: float = MISSING
@@ -89,15 +124,59 @@ class Optimizer:
     betas: list[float] = field(default_factory=lambda: [0.9, 0.98])
     eps: float = 1e-8
     clip: float | None = 1.0
+    momentum: float | None = None
+    momentum_start: float | None = None
+    momentum_steps: int | None = None
+    polar_steps: int | None = None
+    variance_beta: float | None = None
+    cautious: bool | None = None
+    weight_decay_final: float | None = None
+    embedding_lr: float | None = None
+    value_lr: float | None = None
+    head_lr: float | None = None
+    keep_lr: float | None = None
+    input_lr: float | None = None
+    input_betas: list[float] | None = None
+    other_lr: float | None = None
+    tuned_width: int | None = None
+    tuned_depth: int | None = None
 
     def check(self, path: str) -> None:
-        one_of(f"{path}.kind", self.kind, ("adamw",))
+        one_of(f"{path}.kind", self.kind, ("adamw", "muon"))
         above_zero(f"{path}.lr", self.lr, "1e-3 is a usual start")
         above_zero(f"{path}.eps", self.eps, "1e-8 is usual")
         above_zero(f"{path}.clip", self.clip, "1.0 is usual; null for no clipping")
         at_least(f"{path}.weight_decay", self.weight_decay, 0)
-        if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
-            raise ValueError(f"{path}.betas={list(self.betas)}: must be two numbers in [0, 1), such as [0.9, 0.98]")
+        _check_betas(f"{path}.betas", self.betas)
+        for name in MUON_ONLY:
+            value = getattr(self, name)
+            if self.kind != "muon" and value is not None:
+                raise ValueError(f"{path}.{name}={value}: is of kind=muon, and this is kind={self.kind}; leave it out")
+            if self.kind == "muon" and value is None and name not in MAY_BE_NULL:
+                raise ValueError(f"{path}.{name}=null: kind=muon needs it; optimizer=muon brings all of its fields")
+        for name in ("momentum", "momentum_start", "variance_beta"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise ValueError(f"{path}.{name}={value}: must be in [0, 1), such as 0.95")
+        if self.weight_decay_final is not None and not 0 <= self.weight_decay_final <= 1:
+            raise ValueError(
+                f"{path}.weight_decay_final={self.weight_decay_final}: must be in [0, 1] (last weight decay / first; 1: constant)"
+            )
+        for name in ("embedding_lr", "value_lr", "head_lr", "keep_lr", "input_lr", "other_lr"):
+            above_zero(f"{path}.{name}", getattr(self, name), "conf/optimizer/muon.yaml has nanochat's")
+        for name, low in (("momentum_steps", 0), ("tuned_width", 1), ("tuned_depth", 1)):
+            at_least(f"{path}.{name}", getattr(self, name), low)
+        if self.polar_steps is not None and not 1 <= self.polar_steps <= POLAR_STEPS:
+            raise ValueError(
+                f"{path}.polar_steps={self.polar_steps}: must be from 1 to {POLAR_STEPS}: each step has coefficients of its own"
+            )
+        if self.input_betas is not None:
+            _check_betas(f"{path}.input_betas", self.input_betas)
+
+
+def _check_betas(path: str, betas: list[float]) -> None:
+    if len(betas) != 2 or not all(0 <= b < 1 for b in betas):
+        raise ValueError(f"{path}={list(betas)}: must be two numbers in [0, 1), such as [0.9, 0.98]")
 
 
 @dataclass

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from data.randomness import key
 from mixers.base import Mixer
 from mixers.parts import ResidualLinear
-from models.backbone import Backbone, Stack
+from models.backbone import Backbone, Stack, ValueGate
 from models.config import Model
 
 
@@ -51,7 +51,9 @@ def initialise_part(part: nn.Module, config: Model, seed: int, prefix: str = "")
     """Draw a part of a model: linear maps, norms, residual scalars; last what a mixer draws itself (its
     ``init_parameters``), which nothing overwrites. ``prefix`` stands before the names that seed the draws."""
     for name, module in part.named_modules(prefix=prefix):
-        if isinstance(module, nn.Linear):
+        if isinstance(module, ValueGate):
+            module.weight.zero_()  # each gate is 1
+        elif isinstance(module, nn.Linear):
             std = _linear_std(config, module.in_features)
             if isinstance(module, ResidualLinear):
                 std *= _residual_factor(config)
@@ -78,6 +80,10 @@ def initialise(backbone: Backbone, head: nn.Linear | None, seed: int) -> None:
     """Draw all weights."""
     config = backbone.config
     initialise_part(backbone, config, seed)
+    for layer, table in (backbone.value_embeds or {}).items():  # like the values that they are added to
+        assert isinstance(table, nn.Embedding)
+        std = _linear_std(config, config.d_model)
+        _draw(table.weight, config, std, _generator(seed, f"value_embeds.{layer}"))
     if isinstance(backbone.embed, nn.Linear):  # real numbers of unit variance, to a stream of unit variance
         backbone.embed.weight.normal_(0, 1, generator=_generator(seed, "embed")).mul_(backbone.embed.in_features**-0.5)
         assert head is not None

@@ -228,23 +228,34 @@ class LanguageModel(nn.Module):
         """Parameters, FLOPs per token at ``seq_len`` and state bytes after ``seq_len`` tokens.
 
         ``params`` are those of the deployed model; ``params_training_only`` come on top in training. ``params_scaling``
-        are those that scaling laws count: matrices, the output matrix among them, but not the looked-up embedding.
+        are those that scaling laws count: matrices, the output matrix among them, but not the looked-up embeddings and
+        the gates of those of the values.
         """
         config = self.config
         total = sum(p.numel() for p in self.parameters())
         vectors = sum(p.numel() for p in self.parameters() if p.ndim < 2)
         embeddings = self.backbone.embed.weight.numel() + (0 if self.head is None else self.head.weight.numel())
+        tables = self.backbone.value_embeds
+        values = 0 if tables is None else sum(p.numel() for p in tables.parameters())
+        value_gates = sum(b.value_gate.weight.numel() for b in self.backbone.layers if b.value_gate is not None)
         mixers = [block.mixer for block in self.backbone.layers]
         mlps = sum(2 * m.weight.numel() for b in self.backbone.layers if b.mlp for m in (b.mlp.up, b.mlp.down))
-        outside = mlps + 2 * self.output_matrix.numel()  # looking up a row of the embedding is free
+        outside = mlps + 2 * self.output_matrix.numel()  # looking up a row of an embedding is free
+        if value_gates:  # a linear map to the gates; then gate and add each channel
+            assert config.head_dim is not None
+            outside += 2 * value_gates + 2 * config.n_heads * config.head_dim * len(config.value_layers())
         if self.continuous:
             outside += 2 * self.backbone.embed.weight.numel()
         if self.readout is not None:
             outside += sum(2 * m.weight.numel() for m in (self.readout.up, self.readout.down))
         return {
             "params": total,
-            "params_non_embedding": total - embeddings,
-            "params_scaling": total - self.backbone.embed.weight.numel() * (not config.tied) - vectors,
+            "params_non_embedding": total - embeddings - values,
+            "params_scaling": total
+            - self.backbone.embed.weight.numel() * (not config.tied)
+            - values
+            - value_gates
+            - vectors,
             "params_training_only": 0,
             "params_mixer": sum(p.numel() for m in mixers for p in m.parameters()),
             "flops_per_token": outside + sum(m.flops_per_token(seq_len) for m in mixers),

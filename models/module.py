@@ -13,7 +13,7 @@ from data.dataset import Batch, Dataset
 from data.randomness import key
 from models.guard import NotFinite, locate
 from models.lm import LanguageModel
-from models.optim import learning_rate, make_optimizer
+from models.optim import learning_rate, make_optimizer, set_ramps
 
 if TYPE_CHECKING:
     from runs.schema import Config
@@ -93,8 +93,12 @@ class TrainingModule(L.LightningModule):
         if sharded is None and self.config.optimizer.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, limit, self.grad_norm)
 
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        assert self.config.steps is not None
+        set_ramps(optimizer, self.config.optimizer, self.global_step, self.config.steps)
+
     def configure_optimizers(self) -> Any:
-        optimizer = make_optimizer(self.model, self.config.optimizer)
+        optimizer = make_optimizer(self.model, self.config.optimizer, self.config.precision)
         assert self.config.steps is not None
         steps, schedule = self.config.steps, self.config.schedule
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(schedule, step, steps))

@@ -136,25 +136,32 @@ class TwoPassModel(LanguageModel):
             memory_BTD = torch.lerp(memory_BTD, before_BTD, torch.sigmoid(self.keep_memory_D).to(memory_BTD.dtype))
         return memory_BTD
 
+    def whole(self, tokens_BT: Tensor, segment_ids_BT: Tensor | None = None) -> Context:
+        """The context of a parallel pass over sequences from their first token on."""
+        positions = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        return Context(positions, segment_ids_BT, tokens=tokens_BT)
+
     def prefill_memory(
-        self, embedded_BTD: Tensor, segment_ids_BT: Tensor | None, *, features: bool = True, record: bool = False
+        self, embedded_BTD: Tensor, context: Context, *, features: bool = True, record: bool = False
     ) -> Pass:
         """Pass 1. Without ``features`` it ends where the memory is taken. ``record`` also returns each layer's keys and
         values of all positions."""
-        positions = torch.arange(embedded_BTD.shape[1], device=embedded_BTD.device)
-        context = Context(positions, segment_ids_BT, role="prefiller")
+        context = dataclasses.replace(context, role="prefiller")
+        tables = self.backbone.value_embeds  # both passes', whoever owns the blocks
         states: list[State] | None = [{} for _ in self.backbone.layers] if record else None
         source = self.mixer.source_layer
         stop = source if source is not None and not (features or record) else None
         if self.prefiller is not None:
-            trace = self.prefiller.run(embedded_BTD, states, context, source=source, stop=stop)
+            trace = self.prefiller.run(embedded_BTD, states, context, value_embeds=tables, source=source, stop=stop)
         else:
             scalars = None
             if self.config.residual_scalars:
                 keep, into = self.prefiller_keep_L, self.prefiller_input_L
                 stack = self.backbone
                 scalars = (stack.keep_L if keep is None else keep, stack.input_L if into is None else into)
-            trace = self.backbone.run(embedded_BTD, states, context, scalars=scalars, source=source, stop=stop)
+            trace = self.backbone.run(
+                embedded_BTD, states, context, value_embeds=tables, scalars=scalars, source=source, stop=stop
+            )
         last_BTD = self.backbone.final_norm(trace.last_BTD) if features else trace.last_BTD
         return Pass(last_BTD, self._memory_of(trace, None), trace.states)
 
@@ -174,25 +181,23 @@ class TwoPassModel(LanguageModel):
             embedded_BTD,
             states,
             dataclasses.replace(context, memory=Memory(before_BTD, k_BTHK, v_BTHV)),
+            value_embeds=self.backbone.value_embeds,
             memory_gain_L=self.memory_gain_L,
             source=self.mixer.source_layer,
         )
         return Pass(self.backbone.final_norm(trace.last_BTD), self._memory_of(trace, before_BTD), trace.states)
 
-    def _second_pass(self, embedded_BTD: Tensor, first: Pass, segment_ids_BT: Tensor | None) -> Pass:
+    def _second_pass(self, embedded_BTD: Tensor, first: Pass, context: Context) -> Pass:
         """Pass 2 over all positions, from pass 1's memory: at once, or in refined subsets (LRT)."""
-        steps, n = embedded_BTD.shape[1], min(self.mixer.subsets, embedded_BTD.shape[1])
-        positions = torch.arange(steps, device=embedded_BTD.device)
+        n = min(self.mixer.subsets, embedded_BTD.shape[1])
+        positions, tokens_BT, segment_ids_BT = context.positions, context.tokens, context.segment_ids
+        assert positions is not None and tokens_BT is not None
         if self.mixer.subsets == 1:
-            return self.decode(
-                embedded_BTD,
-                self.shift(first.memory_BTD, segment_ids_BT),
-                context=Context(positions, segment_ids_BT),
-            )
+            return self.decode(embedded_BTD, self.shift(first.memory_BTD, segment_ids_BT), context=context)
         features_BTD, memory_BTD = torch.empty_like(first.features_BTD), first.memory_BTD.clone()
         states = first.states
         for s in range(n):
-            context = Context(positions[s::n], segment_ids_BT, subset=(s, n))
+            context = Context(positions[s::n], segment_ids_BT, subset=(s, n), tokens=tokens_BT[:, s::n])
             before_BTD = self.shift(memory_BTD, segment_ids_BT)[:, s::n]
             part = self.decode(embedded_BTD[:, s::n], before_BTD, states, context=context)
             states = part.states
@@ -203,11 +208,11 @@ class TwoPassModel(LanguageModel):
 
     def both_passes(self, tokens_BT: Tensor, segment_ids_BT: Tensor | None = None) -> tuple[Pass, Pass]:
         """(pass 1, pass 2) as they are without any training aid: what teacher-forced numbers are made of."""
-        embedded_BTD = self.backbone.embedded(tokens_BT)
+        embedded_BTD, context = self.backbone.embedded(tokens_BT), self.whole(tokens_BT, segment_ids_BT)
         first = self.prefill_memory(
-            embedded_BTD, segment_ids_BT, features=self.mixer.subsets > 1, record=self.mixer.subsets > 1
+            embedded_BTD, context, features=self.mixer.subsets > 1, record=self.mixer.subsets > 1
         )
-        return first, self._second_pass(embedded_BTD, first, segment_ids_BT)
+        return first, self._second_pass(embedded_BTD, first, context)
 
     def features(self, tokens_BT: Tensor, segment_ids_BT: Tensor | None = None) -> Tensor:
         """(B, T, D) after the final norm, teacher-forced (training=bptt: recurrent)."""
@@ -230,15 +235,15 @@ class TwoPassModel(LanguageModel):
         if mixer.training == "bptt":
             cross_entropy = self.mean_loss(self.deployed_features(batch.inputs_BT, segments), batch)
             return cross_entropy, {"cross_entropy": cross_entropy.detach()}
-        embedded_BTD = self.backbone.embedded(batch.inputs_BT)
+        embedded_BTD, context = self.backbone.embedded(batch.inputs_BT), self.whole(batch.inputs_BT, segments)
         weight = mixer.q_ce_weight or 0.0
         first = self.prefill_memory(
-            embedded_BTD, segments, features=weight > 0 or mixer.subsets > 1, record=mixer.subsets > 1
+            embedded_BTD, context, features=weight > 0 or mixer.subsets > 1, record=mixer.subsets > 1
         )
-        given = self._own_sometimes(embedded_BTD, first, segments)
-        second = self._second_pass(embedded_BTD, given, segments)
+        given = self._own_sometimes(embedded_BTD, first, context)
+        second = self._second_pass(embedded_BTD, given, context)
         for _ in range(mixer.extra_passes):
-            second = self._second_pass(embedded_BTD, second, segments)
+            second = self._second_pass(embedded_BTD, second, context)
         loss = cross_entropy = self.mean_loss(second.features_BTD, batch)
         terms = {"cross_entropy": cross_entropy.detach()}
         if weight:
@@ -277,12 +282,12 @@ class TwoPassModel(LanguageModel):
             return mixer.lam
         return mixer.lam_start + (mixer.lam - mixer.lam_start) * step / mixer.lam_steps
 
-    def _own_sometimes(self, embedded_BTD: Tensor, first: Pass, segment_ids_BT: Tensor | None) -> Pass:
+    def _own_sometimes(self, embedded_BTD: Tensor, first: Pass, context: Context) -> Pass:
         """With probability ``own_memory_prob``, a position's memory is the decoder's own, made without a gradient."""
         if not (self.training and self.mixer.own_memory_prob):
             return first
         with torch.no_grad():
-            own_BTD = self._second_pass(embedded_BTD, first, segment_ids_BT).memory_BTD
+            own_BTD = self._second_pass(embedded_BTD, first, context).memory_BTD
         chance_BT1 = torch.rand(*own_BTD.shape[:2], 1, device=own_BTD.device)
         return first._replace(
             memory_BTD=torch.where(chance_BT1 < self.mixer.own_memory_prob, own_BTD, first.memory_BTD)
@@ -333,7 +338,7 @@ class TwoPassModel(LanguageModel):
             if self.mixer.bptt_len and t and t % self.mixer.bptt_len == 0:
                 memory_BD = memory_BD.detach()
                 layers = [{name: value.detach() for name, value in layer.items()} for layer in layers]
-            context = Context(positions[t : t + 1], None, donate_state=donate_state)
+            context = Context(positions[t : t + 1], donate_state=donate_state, tokens=tokens_BT[:, t : t + 1])
             one = self.decode(embedded_BTD[:, t : t + 1], memory_BD[:, None], layers, context=context)
             assert one.states is not None
             memory_BD, layers = one.memory_BTD[:, 0], one.states
@@ -380,25 +385,22 @@ class TwoPassModel(LanguageModel):
         if self.mixer.prefill == "recurrent" or state.length > 0 or steps == 1:
             features_BTD, _, after = self._unrolled(tokens_BT, None, state, donate_state)
             return features_BTD, after
-        embedded_BTD = self.backbone.embedded(tokens_BT)
-        memory_BTD = self.prefill_memory(embedded_BTD, None, features=False).memory_BTD
-        positions = torch.arange(steps, device=tokens_BT.device)
+        embedded_BTD, context = self.backbone.embedded(tokens_BT), self.whole(tokens_BT)
+        memory_BTD = self.prefill_memory(embedded_BTD, context, features=False).memory_BTD
         for _ in range(self.mixer.prefill_passes - 1):
-            context = Context(positions, None)
             memory_BTD = self.decode(embedded_BTD, self.shift(memory_BTD), context=context).memory_BTD
-        context = Context(positions, None, donate_state=donate_state)
+        context = dataclasses.replace(context, donate_state=donate_state)
         last = self.decode(embedded_BTD, self.shift(memory_BTD), state.layers, context=context)
         assert last.states is not None
         return last.features_BTD, TwoPassState(last.states, steps, last.memory_BTD[:, -1])
 
     def states_after(self, tokens_BT: Tensor, segment_ids_BT: Tensor | None = None) -> list[State]:
         """As the base class says, teacher-forced."""
-        embedded_BTD = self.backbone.embedded(tokens_BT)
+        embedded_BTD, context = self.backbone.embedded(tokens_BT), self.whole(tokens_BT, segment_ids_BT)
         memory_BTD = torch.zeros_like(embedded_BTD)
         if self.mixer.training == "two_pass":
-            memory_BTD = self.prefill_memory(embedded_BTD, segment_ids_BT, features=False).memory_BTD
+            memory_BTD = self.prefill_memory(embedded_BTD, context, features=False).memory_BTD
         states = self.init_state(*tokens_BT.shape[:2]).layers
-        context = Context(torch.arange(tokens_BT.shape[1], device=tokens_BT.device), segment_ids_BT)
         after = self.decode(embedded_BTD, self.shift(memory_BTD, segment_ids_BT), states, context=context).states
         assert after is not None
         return after

@@ -134,6 +134,11 @@ class Config:
                 f"data.seq_len={self.data.seq_len}: mixer {self.mixer.kind} takes at most {longest} tokens; set "
                 f"mixer.length={self.data.seq_len} or a shorter data.seq_len"
             )
+        self._check_value_embeds()
+        if self.optimizer.kind == "muon" and self.trainer.strategy == "fsdp":
+            raise ValueError(
+                "optimizer.kind=muon: needs whole matrices, and trainer.strategy=fsdp cuts them up; use trainer=ddp"
+            )
         at_least("global_batch", self.global_batch, 1)
         one_of("precision", self.precision, ("fp32", "bf16"))
         at_least("tokens", self.tokens, 1)
@@ -157,6 +162,19 @@ class Config:
                 f"{math.ceil(self.global_batch / (processes * micro)) * processes * micro}"
             )
         self.trainer.micro_batch = micro
+
+    def _check_value_embeds(self) -> None:
+        embeds = self.model.value_embeds
+        if embeds != "none" and not self.mixer.takes_value_embeds():
+            raise ValueError(
+                f"model.value_embeds={embeds}: is added to the values of attention, which mixer {self.mixer.kind} does not "
+                "have in every layer; set model.value_embeds=none, or use transformer, swa, slsl, maglev or lrt"
+            )
+        if embeds != "none" and getattr(self.data, "input_width", None) is not None:
+            raise ValueError(
+                f"model.value_embeds={embeds}: is looked up by tokens, and the inputs of data {self.data.kind} are real "
+                "numbers; set model.value_embeds=none"
+            )
 
     def _check_match(self) -> None:
         """Fills in ``match_len``, and empties what is not used: it is no part of the run then."""

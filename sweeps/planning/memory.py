@@ -24,10 +24,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from data.dataset import Batch
-from mixers.base import MixerConfig
 from models.budget import Shape, activation_dtype
 from models.evaluate import autocast, batch_size
 from models.lm import LanguageModel, build_model
+from models.optim import parameter_groups
 from models.two_pass import BLOCK
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Memory:
 
     weights: float
     gradients: float
-    moments: float  # AdamW's two
+    moments: float  # AdamW's two, Muon's one
     training: float  # peak of a step beyond weights and moments, gradients included
     evaluation: float  # peak of scoring beyond weights, moments and gradients
     process: float
@@ -74,7 +74,7 @@ def estimate(config: Config, shape: Shape, windows: int | None = None) -> Memory
     return Memory(
         weights=weights / parts,
         gradients=weights / parts,
-        moments=2 * weights / parts,
+        moments=_moments(config, shape) / parts,
         training=max(weights / parts, training - saved),
         evaluation=evaluation,
         process=PROCESS[trainer.accelerator],
@@ -160,7 +160,7 @@ def _evaluation(config: Config, shape: Shape, mode: str, windows: int | None) ->
     """Peak of scoring. Without gradients layers do not add up: a shallow model shows it. Token by token the states do."""
     rows, length = batch_size(config.trainer, mode), config.data.seq_len
     rows = rows if windows is None else min(rows, windows)
-    shallow = _with_depth(config, min(config.model.n_layers, _period(config.mixer)))
+    shallow = _with_depth(config, min(config.model.n_layers, _period(config)))
     if mode != "recurrent":
         return _score(shallow, shape, mode, rows, length)
     near, far = (_score(shallow, shape, mode, rows, tokens) for tokens in TOKENS)
@@ -194,12 +194,22 @@ def _weights(config: Config, shape: Shape) -> float:
         return float(sum(p.numel() * p.itemsize for p in build_model(config, **shape._asdict()).parameters()))
 
 
+def _moments(config: Config, shape: Shape) -> float:
+    """Two numbers for each of AdamW's parameters, one for Muon's; its moving means by row are a thousandth of that."""
+    with torch.device("meta"):
+        model = build_model(config, **shape._asdict())
+    groups = parameter_groups(model, config.optimizer)
+    return float(
+        sum((1 if name == "hidden" else 2) * p.numel() * p.itemsize for name, g in groups.items() for p in g.values())
+    )
+
+
 # ---- deep and long models --------------------------------------------------------------------------------------------
 
 
 def _in_depth(config: Config, measure: Callable[[Config], float]) -> float:
     """``measure`` at the config's depth, continued from two shallower models where it is deep."""
-    depth, period = config.model.n_layers, _period(config.mixer)
+    depth, period = config.model.n_layers, _period(config)
     near, far = period, 2 * period
     if depth <= max(SHALLOW, far):
         return measure(config)
@@ -207,10 +217,10 @@ def _in_depth(config: Config, measure: Callable[[Config], float]) -> float:
     return low + (high - low) * (depth - near) / (far - near)
 
 
-def _period(mixer: MixerConfig) -> int:
-    """After how many layers a hybrid's pattern, or the two of a two-pass model, begin anew."""
-    patterns = [getattr(mixer, name, "") for name in ("pattern", "q_pattern", "p_pattern")]
-    return math.lcm(*(len(pattern) or 1 for pattern in patterns))
+def _period(config: Config) -> int:
+    """After how many layers a hybrid's pattern, the two of a two-pass model, and value embeddings begin anew."""
+    patterns = [getattr(config.mixer, name, "") for name in ("pattern", "q_pattern", "p_pattern")]
+    return math.lcm(2 if config.model.value_embeds == "alternate" else 1, *(len(pattern) or 1 for pattern in patterns))
 
 
 def _with_depth(config: Config, depth: int) -> Config:

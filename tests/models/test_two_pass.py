@@ -26,8 +26,8 @@ NANOCHAT = (
 )
 VARIANTS = {
     "maglev": ["mixer=maglev"],
-    "separate": ["mixer=maglev", "mixer.sharing=separate"],
-    "nanochat": ["mixer=maglev", *NANOCHAT],
+    "separate": ["mixer=maglev", "mixer.sharing=separate", "model.value_embeds=all"],
+    "nanochat": ["mixer=maglev", *NANOCHAT, "model.value_embeds=alternate"],
     "shared scalars": ["mixer=maglev", *NANOCHAT, "mixer.sep_resid=false", "mixer.sep_x0=false"],
     "element gates": ["mixer=maglev", "mixer.gate_shape=element", "mixer.gates_for=separate_kv"],
     "scalar gates": ["mixer=maglev", "mixer.gate_shape=scalar", "mixer.rec_key_norm=full"],
@@ -41,7 +41,7 @@ VARIANTS = {
     "prefiller graded": ["mixer=maglev", "mixer.sharing=separate", "mixer.q_ce_weight=0.3"],
     "lrt": ["mixer=lrt"],
     "lrt, normed, full attention": ["mixer=lrt", "model.qk_norm=true", "mixer.p_pattern=SL", "mixer.subsets=3"],
-    "lrt, paper": ["mixer=lrt", "mixer.source_layer=1", "mixer.injection=[k,v,residual]"],
+    "lrt, paper": ["mixer=lrt", "mixer.source_layer=1", "mixer.injection=[k,v,residual]", "model.value_embeds=all"],
     "bptt": ["mixer=maglev", "mixer.training=bptt"],
 }
 TRAINED_TWICE = [name for name in VARIANTS if name != "bptt"]
@@ -84,8 +84,7 @@ def batch_of(x, y=None, segments=None, n=None):
 
 def decoded(model, x, before, segments=None):
     """Features of one parallel decoder pass that receives ``before``."""
-    context = Context(positions=torch.arange(x.shape[1]), segment_ids=segments)
-    return model.decode(model.backbone.embedded(x), before, context=context).features_BTD
+    return model.decode(model.backbone.embedded(x), before, context=model.whole(x, segments)).features_BTD
 
 
 # ---- one network in two forms ----------------------------------------------------------------------------------------
@@ -99,9 +98,8 @@ def test_parallel_pass_equals_steps_for_the_same_memories(name, dtype):
     whole, embedded = decoded(model, x, before), model.backbone.embedded(x)
     states, parts = model.init_state(2, 23).layers, []
     for t in range(23):
-        one = model.decode(
-            embedded[:, t : t + 1], before[:, t : t + 1], states, context=Context(positions=torch.tensor([t]))
-        )
+        context = Context(positions=torch.tensor([t]), tokens=x[:, t : t + 1])
+        one = model.decode(embedded[:, t : t + 1], before[:, t : t + 1], states, context=context)
         states = one.states
         parts.append(one.features_BTD)
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}[dtype]
@@ -220,8 +218,8 @@ def test_prefiller_sees_the_whole_past_and_the_decoder_its_window_alone():
     early = x.clone()
     early[:, 0] = (x[:, 0] + 1) % 11
     assert torch.equal(decoded(model, early, model.shift(m))[:, t], base[:, t])
-    embedded = [model.backbone.embedded(tokens) for tokens in (x, early)]
-    of_x, of_early = (model.prefill_memory(e, None).memory_BTD[:, t] for e in embedded)
+    passes = [model.prefill_memory(model.backbone.embedded(tokens), model.whole(tokens)) for tokens in (x, early)]
+    of_x, of_early = (one.memory_BTD[:, t] for one in passes)
     assert not torch.allclose(of_x, of_early)
 
 
@@ -241,7 +239,7 @@ def test_prefiller_is_interleaved_attention_without_gates():
     maglev = model_of("mixer=maglev")
     slsl = build_model(checked("mixer=slsl", "mixer.parts.S.window=5", small=()), 11).double()
     embedded = maglev.backbone.embedded(tokens())
-    assert torch.equal(maglev.prefill_memory(embedded, None).features_BTD, slsl.features(tokens()))
+    assert torch.equal(maglev.prefill_memory(embedded, maglev.whole(tokens())).features_BTD, slsl.features(tokens()))
 
 
 def test_first_step_is_finite_where_output_projections_start_at_zero():
