@@ -1,7 +1,8 @@
 # quickstart and test need nothing but Python 3.11 or newer: they make the environment first.
-PYTHON ?= python3
-VENV   ?= .venv
-BIN    := $(VENV)/bin
+PYTHON  ?= python3
+VENV    ?= .venv
+WORKERS ?= 2
+BIN     := $(VENV)/bin
 export WANDB_MODE ?= offline
 export WANDB_SILENT ?= true
 
@@ -11,8 +12,8 @@ quickstart: $(VENV)/.run          ## the named mixers on real text, then the rep
 	$(BIN)/python train.py study=quickstart
 	$(BIN)/python -m sweeps.report study=quickstart
 
-test: $(VENV)/.interpreter        ## all tests
-	$(BIN)/python -m pytest
+test: $(VENV)/.interpreter        ## all tests, on two cores; a file's tests stay together
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 fast: $(VENV)/.dev                ## the tests that do not start whole command lines
 	$(BIN)/python -m pytest -m "not slow"

@@ -64,14 +64,14 @@ def sequences(dataset: Dataset, split: str, rows: int, count: int) -> Iterator[B
 def scored(
     subject: Subject, dataset: Dataset, split: str, count: int, mode: str, chunk: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(N, T) nats and (N, T) bool, which targets are graded, of the first N <= count whole windows. The model's mode
+    """(N, T) nats in float64, so that sums are exact, and (N, T) bool, which targets are graded, of the first N <= count whole windows. The model's mode
     (train or eval) is kept."""
     was_training = subject.model.training
     subject.model.eval()
     nats, graded = [], []
     try:
         for batch in sequences(dataset, split, subject.rows(mode), count):
-            nats.append(nats_of(subject, batch, mode, chunk).numpy())
+            nats.append(nats_of(subject, batch, mode, chunk).double().numpy())
             graded.append((batch.targets_BT != -100).numpy())
     finally:
         subject.model.train(was_training)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+import torch
+
 from evals.suite import Parts, Result, Subject, suite
 from mixers.toeplitz import Toeplitz
 from models.lm import LanguageModel, model_for
@@ -32,18 +34,21 @@ def indices(model: LanguageModel) -> list[dict[str, Any]]:
     smallest |A| on the circle as a share of the largest."""
     rows = []
     for layer, block in enumerate(model.backbone.layers):
-        if isinstance(block.mixer, Toeplitz):
-            for (operator, head, neighbour), (index, margin) in block.mixer.fredholm_indices().items():
-                rows.append(
-                    {
-                        "layer": layer,
-                        "operator": operator,
-                        "head": head,
-                        "neighbour": neighbour,
-                        "index": index,
-                        "margin": margin,
-                    }
-                )
+        if not isinstance(block.mixer, Toeplitz):
+            continue
+        for (operator, head, neighbour), (index, smallest) in block.mixer.fredholm_indices().items():
+            taps_L = block.mixer.filter_OHJL[operator, head, neighbour].detach().double().cpu()
+            largest = float(torch.fft.fft(taps_L, n=16 * len(taps_L)).abs().max())
+            rows.append(
+                {
+                    "layer": layer,
+                    "operator": operator,
+                    "head": head,
+                    "neighbour": neighbour,
+                    "index": index,
+                    "margin": smallest / largest if largest > 0 else 0.0,
+                }
+            )
     return rows
 
 

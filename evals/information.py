@@ -8,6 +8,7 @@ keeps; and **end_to_end** with a fresh encoder of the same config, which shows w
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from evals.suite import Parts, Result, Subject, suite
 from models.config import above_zero, at_least, one_of
 from models.lm import LanguageModel, model_for
 
+log = logging.getLogger(__name__)
+
 WAYS = ("frozen", "end_to_end")
 
 
@@ -29,12 +32,12 @@ WAYS = ("frozen", "end_to_end")
 class InformationConfig:
     """See `conf/suite/information.yaml`."""
 
-    length: int = 64
+    length: int = 16
     ways: list[str] = field(default_factory=lambda: list(WAYS))
     steps: int = 800
     fractions: list[float] = field(default_factory=lambda: [0.125, 0.5, 1.0])
     batch: int = 32
-    lr: float = 1e-3
+    lr: float = 3e-3
     width: int = 128
     layers: int = 2
     test_sequences: int = 128
@@ -45,7 +48,7 @@ class InformationConfig:
             at_least(f"{path}.{name}", getattr(self, name), 1)
         for way in self.ways:
             one_of(f"{path}.ways", way, WAYS)
-        above_zero(f"{path}.lr", self.lr, "1e-3 is usual")
+        above_zero(f"{path}.lr", self.lr, "3e-3 is usual")
         if self.width % 64:
             raise ValueError(f"{path}.width={self.width}: must be a multiple of 64, the width of a head")
         if not self.fractions or min(self.fractions) <= 0 or max(self.fractions) > 1:
@@ -147,6 +150,7 @@ def _train(subject: Subject, config: InformationConfig, way: str, test_NT: Tenso
             schedule.step()
             if step in wanted:
                 out[wanted[step]] = _score(subject, config, encoder, decoder, way, test_NT)
+                log.info("  %s: %d of %d steps, %.4f nats", way, step, config.steps, out[wanted[step]])
     finally:
         encoder.train(was_training)
     return out

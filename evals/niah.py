@@ -23,7 +23,9 @@ from models.evaluate import autocast
 
 NAMES = ("Adam", "Ruth", "Noah", "Leah", "Saul", "Mary", "Amos", "Joel", "Ezra", "Seth", "Dan", "Eve")
 NEEDLE = " The number of {name} is {number}. "
-QUESTION = " The number of {name} is "
+QUESTION = " The number of {name} is"
+ANSWER = " {number}"
+"""With its space, as in the needle: tokenizers join a space to what follows it."""
 
 
 @dataclass
@@ -81,7 +83,7 @@ def evaluate(subject: Subject, config: NiahConfig, parts: Parts) -> Result:
 def _cell(subject: Subject, tokenizer: Tokenizer, config: NiahConfig, length: int, depth: float) -> list[float]:
     """(accuracy, exact) at one length and depth."""
     rng = np.random.default_rng(key("niah", config.seed, length, round(1000 * depth)))
-    right = exact = 0
+    right, exact = 0.0, 0
     rows = subject.rows(subject.model.modes[0])
     was_training = subject.model.training
     subject.model.eval()
@@ -89,12 +91,20 @@ def _cell(subject: Subject, tokenizer: Tokenizer, config: NiahConfig, length: in
         for begin in range(0, config.samples, rows):
             n = min(rows, config.samples - begin)
             prompts, answers = _samples(subject, tokenizer, config, length, depth, n, rng)
-            best, greedy = _answer(subject, prompts, answers)
-            right += int((best == 0).sum())
+            nats, greedy = _answer(subject, prompts, answers)
+            right += float(found_share(nats).sum())
             exact += int(greedy.sum())
     finally:
         subject.model.train(was_training)
     return [right / config.samples, exact / config.samples]
+
+
+def found_share(nats_BC: np.ndarray) -> np.ndarray:
+    """(B, candidates) nats, the true one's first -> (B,): 1 where it is the likeliest alone, a half where it shares that
+    with another, and so on: a model that cannot tell them apart is at chance. Sums of equal terms count as equal."""
+    best_B1 = nats_BC.min(axis=1, keepdims=True)
+    among_BC = nats_BC <= best_B1 + 1e-6 * np.abs(best_B1)
+    return among_BC[:, 0] / among_BC.sum(axis=1)
 
 
 def _samples(
@@ -117,7 +127,7 @@ def _samples(
         hay = _hay(subject, tokenizer, config, length - 1 - len(needle) - len(question), rng)
         cut = round(depth * len(hay))
         prompts.append([tokenizer.bos_id, *hay[:cut], *needle, *hay[cut:], *question])
-        answers.append([tokenizer.encode(str(number)).tolist() for number in numbers])
+        answers.append([tokenizer.encode(ANSWER.format(number=number)).tolist() for number in numbers])
     return torch.tensor(prompts), answers
 
 
@@ -140,8 +150,8 @@ def _hay(
 
 @torch.no_grad()
 def _answer(subject: Subject, prompts_BT: Tensor, answers: list[list[list[int]]]) -> tuple[np.ndarray, np.ndarray]:
-    """(B,) which candidate is the likeliest, and (B,) bool, whether greedy decoding says the true one. The prompt is read
-    once; all candidates go on from its state."""
+    """(B, candidates) nats of each, and (B,) bool, whether greedy decoding says the true one, which is the first. The prompt
+    is read once; all candidates go on from its state."""
     model, device = subject.model, subject.device
     rows, steps = prompts_BT.shape
     longest = max(len(tokens) for row in answers for tokens in row)
@@ -167,4 +177,4 @@ def _answer(subject: Subject, prompts_BT: Tensor, answers: list[list[list[int]]]
             if t + 1 < longest:
                 features_B1D, state = model.read(said[:, t : t + 1].to(device), state)
     greedy = np.array([said[row, : len(c[0])].tolist() == c[0] for row, c in enumerate(answers)])
-    return nats.argmin(axis=1), greedy
+    return nats, greedy

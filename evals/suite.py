@@ -8,8 +8,11 @@ the same command again skips what is there. Inside a suite, finished parts are k
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
+import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +25,8 @@ from models.lm import LanguageModel
 from runs.folder import read_json, write_atomic
 from runs.identity import digest
 from runs.schema import Config
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=type)
 
@@ -75,9 +80,11 @@ class Parts:
     def __call__(self, key: str, compute: Callable[[], Any]) -> Any:
         """The value of a part (plain values), computed if it is not there yet."""
         if key not in self._done:
+            begin = time.perf_counter()
             self._done[key] = compute()
             if self.path is not None:
                 write_atomic(self.path, json.dumps(self._done))
+                log.info("  %s: %.1f s", key, time.perf_counter() - begin)
         return self._done[key]
 
     def clear(self) -> None:
@@ -101,6 +108,17 @@ def find(name: str) -> tuple[type, Callable[..., Result]]:
     if name not in SUITES:
         importlib.import_module(f"evals.{MODULES.get(name, name)}")
     return SUITES[name]
+
+
+def settings_of(config: Any) -> dict[str, Any]:
+    """A suite's settings as its result has them. A run folder (a field with ``metadata={"folder": True}``) is known by its
+    name, wherever it lies, and left out where there is none."""
+    settings = dataclasses.asdict(config)
+    for one in dataclasses.fields(config):
+        if one.metadata.get("folder"):
+            place = settings.pop(one.name)
+            settings |= {} if place is None else {one.name: Path(place).name}
+    return settings
 
 
 def result_file(folder: Path, name: str, settings: dict[str, Any], step: int) -> Path:

@@ -31,12 +31,13 @@ from sweeps.reports.bar import read_kept
 from sweeps.reports.collect import CollectError, Run, collect, read_any, settled
 from sweeps.reports.export import report_json, write_compact, write_json
 from sweeps.reports.gate import NotComparable
-from sweeps.reports.markdown import as_csv, markdown
+from sweeps.reports.markdown import as_csv, evaluations_csv, markdown
 from sweeps.reports.table import Board, build
 from sweeps.reports.tuning import StudyRecord, read_study
 
 KEYS = ("study", "runs", "metric", "reference", "tuned", "output", "yardstick", "paths.results", "paths.cache")
 AD_HOC = "ad_hoc"
+EVALUATIONS = "evaluations.csv"
 
 
 def make(
@@ -130,6 +131,11 @@ def _write(board: Board, content: dict[str, Any], folder: Path) -> None:
     (folder / "report.html").write_text(page(board, content, figures), encoding="utf-8")
     (folder / "report.md").write_text(markdown(board, content["command"]), encoding="utf-8")
     (folder / "report.csv").write_text(as_csv(board, content), encoding="utf-8")
+    evaluated = evaluations_csv(content)
+    if evaluated is None:
+        (folder / EVALUATIONS).unlink(missing_ok=True)
+    else:
+        (folder / EVALUATIONS).write_text(evaluated, encoding="utf-8")
     write_json(folder / "report.json", content)
     if board.bar is not None:
         write_json(folder / YARDSTICK, board.bar.kept, indent=None)

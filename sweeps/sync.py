@@ -11,7 +11,7 @@ Flags: --rebuild   write the offline runs and upload nothing
        --again     also runs that were sent before and have not changed since
 
 Whatever was killed, requeued or logged under another setting, each run folder gives one W&B run, `<study>-<run_id>`, with
-every step once. Runs that a process is writing to are left out. Uploading needs WANDB_API_KEY or `wandb login`.
+every step once. What `eval.py logger=wandb` left in it is sent as it is, as runs `<study>-eval-<hash>`. Runs that a process is writing to are left out. Uploading needs WANDB_API_KEY or `wandb login`.
 
 Exit code: 0 all sent, 1 something was not, 2 the question makes no sense.
 """
@@ -78,9 +78,10 @@ def fingerprint(folder: RunFolder, where: Where) -> str:
     return digest(facts)
 
 
-def upload(offline: Path, timeout: float = 600) -> str | None:
-    """Send an offline run; an error in one sentence, or None."""
-    command = [sys.executable, "-m", "wandb", "sync", str(offline)]
+def upload(offline: Path, timeout: float = 600, where: Where | None = None) -> str | None:
+    """Send an offline run, to another project than it names if ``where`` is given; an error in one sentence, or None."""
+    to = [] if where is None else ["--project", where.project, *(["--entity", where.entity] if where.entity else [])]
+    command = [sys.executable, "-m", "wandb", "sync", str(offline), *to]
     # W&B's own settings may have silenced it: here its words are wanted.
     loud = {key: value for key, value in os.environ.items() if key != "WANDB_SILENT"}
     try:
@@ -97,10 +98,13 @@ def upload(offline: Path, timeout: float = 600) -> str | None:
 def sync(
     folders: Sequence[RunFolder], where: Where, *, send: bool = True, again: bool = False, timeout: float = 600
 ) -> dict[str, str]:
-    """What became of each run: ``sent``, ``rebuilt``, ``unchanged``, ``running``, or an error."""
-    out = {}
+    """What became of each run: ``sent``, ``rebuilt``, ``unchanged``, ``running``, or an error. Evaluations are named by
+    their run and their W&B id; they are written when they are made, and only sent here."""
+    out: dict[str, str] = {}
     for folder in folders:
         name = folder.path.name
+        if send:
+            out |= {f"{name} {key}": what for key, what in _evaluations(folder, where, again, timeout).items()}
         if folder.is_locked():
             out[name] = "running"
             continue
@@ -120,6 +124,28 @@ def sync(
         if send:
             write_atomic(mark, json.dumps({"fingerprint": now, "project": where.project, "entity": where.entity}))
         out[name] = "sent" if send else "rebuilt"
+    return out
+
+
+def _evaluations(folder: RunFolder, where: Where, again: bool, timeout: float) -> dict[str, str]:
+    """W&B id -> what became of it, of the offline runs that eval.py left."""
+    out: dict[str, str] = {}
+    directory = folder.path / "eval" / "wandb"
+    for offline in sorted(directory.glob("offline-run-*")):
+        name = offline.name.split("-", 3)[3]
+        mark = directory / f"{name}.{MARK}"
+        to = {
+            "folder": offline.name,
+            "project": where.project,
+            "entity": where.entity,
+        }  # another folder: made anew since
+        if not again and read_json(mark) == to:
+            out[name] = "unchanged"
+            continue
+        problem = upload(offline, timeout, where)
+        out[name] = f"error: {problem}" if problem else "sent"
+        if not problem:
+            write_atomic(mark, json.dumps(to))
     return out
 
 

@@ -1,14 +1,14 @@
 """Runs as plain records, read from their folders or from a report's compact copies. No torch, no W&B.
 
-A run folder holds ``run.json``, ``status.json``, ``metrics.jsonl`` and, once finished, ``test_documents.npz``
-(`runs.run`). A compact record is one JSON file with the same content, thinned: enough to make the report again.
+A run folder holds ``run.json``, ``status.json``, ``metrics.jsonl``, once finished ``test_documents.npz`` (`runs.run`),
+and under ``eval/`` what suites have measured. A compact record is one JSON file with the same content, thinned: enough
+to make the report again.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 import shlex
 import time
 from collections.abc import Iterable
@@ -21,6 +21,7 @@ import numpy as np
 
 from runs.folder import HEARTBEAT_SECONDS, read_json, read_rows
 from runs.identity import SEEDS, flatten
+from sweeps.reports.results import FOLDERS, DamagedResult, Result, read_results
 
 COMPACT_FORMAT = 1
 CURVE_POINTS = 120
@@ -44,6 +45,7 @@ class Run:
     status: dict[str, Any]
     rows: list[dict[str, Any]] = field(default_factory=list)
     documents: dict[str, np.ndarray] = field(default_factory=dict)  # by name, one float64 for each test document
+    evals: list[Result] = field(default_factory=list)  # of suites, see `sweeps.reports.results`
 
     @property
     def mixer(self) -> str:
@@ -170,7 +172,11 @@ def read_run(path: Path) -> Run:
     if (path / "test_documents.npz").exists():
         with np.load(path / "test_documents.npz") as found:
             documents = {name: found[name].astype(np.float64) for name in found}
-    return Run(path, record, read_json(path / "status.json"), read_rows(path / "metrics.jsonl"), documents)
+    try:
+        evals = read_results(path)
+    except DamagedResult as error:
+        raise CollectError(str(error)) from None
+    return Run(path, record, read_json(path / "status.json"), read_rows(path / "metrics.jsonl"), documents, evals)
 
 
 def _complete(record: dict[str, Any], path: Path) -> None:
@@ -193,7 +199,8 @@ def read_compact(path: Path) -> Run:
 
 def _restored(path: Path, content: dict[str, Any]) -> Run:
     documents = {name: np.array(values, dtype=np.float64) for name, values in content.get("test_documents", {}).items()}
-    return Run(path, content["record"], content["status"], content["rows"], documents)
+    evals = content.get("evals", [])
+    return Run(path, content["record"], content["status"], content["rows"], documents, evals)
 
 
 def read_any(path: Path) -> Run:
@@ -234,7 +241,8 @@ def collect(results: Path, study: str) -> tuple[list[Run], bool]:
 
 
 def compact(run: Run, *, bulk: bool = True) -> dict[str, Any]:
-    """The run as one small JSON value. ``bulk=False`` leaves out curves and documents: enough for a tuning run."""
+    """The run as one small JSON value. ``bulk=False`` leaves out curves, documents and evaluations: enough for a tuning
+    run."""
     record = {key: value for key, value in run.record.items() if key not in PRIVATE}
     if record.get("command"):
         record["command"] = public_command(record["command"])
@@ -250,6 +258,8 @@ def compact(run: Run, *, bulk: bool = True) -> dict[str, Any]:
         if run.documents:
             # Seven digits: far below what seeds change, and a fraction of the file.
             out["test_documents"] = {name: [_rounded(x) for x in values] for name, values in run.documents.items()}
+        if run.evals:
+            out["evals"] = run.evals
     return out
 
 
@@ -258,10 +268,6 @@ def settled(run: Run, *, bulk: bool = True) -> Run:
     and one made from the records in a clone are the same, byte for byte."""
     small = json.loads(json.dumps(compact(run, bulk=bulk)))
     return _restored(run.path, small)
-
-
-FOLDERS = re.compile(r"(?<![\w.~-])~?(?:/[\w.+@-]+)+/")
-"""The folders of absolute paths: they name machines and people."""
 
 
 def is_private(word: str) -> bool:

@@ -47,7 +47,8 @@ class Estimate:
         return None if self.low is None or self.high is None else [self.low, self.high]
 
 
-def _t_interval(mean: float, error: float, df: int, n: int, over: str) -> Estimate:
+def t_interval(mean: float, error: float, df: int, n: int, over: str) -> Estimate:
+    """Student's t with ``df`` degrees of freedom, ``error`` the standard error of the mean."""
     half = float(stdtrit(df, 1 - ALPHA / 2)) * error
     if error > 0:
         p = float(2 * stdtr(df, -abs(mean) / error))
@@ -62,7 +63,7 @@ def over_seeds(values: Sequence[float]) -> Estimate:
     if len(x) < 2:
         raise ValueError("an interval over seeds needs two or more")
     sd = float(x.std(ddof=1))
-    return replace(_t_interval(float(x.mean()), sd / math.sqrt(len(x)), len(x) - 1, len(x), "seeds"), sd=sd)
+    return replace(t_interval(float(x.mean()), sd / math.sqrt(len(x)), len(x) - 1, len(x), "seeds"), sd=sd)
 
 
 def over_documents(values: np.ndarray, sizes: np.ndarray, *, n: int = 1) -> Estimate:
@@ -82,7 +83,7 @@ def over_documents(values: np.ndarray, sizes: np.ndarray, *, n: int = 1) -> Esti
     ratio = bits.sum() / size.sum()
     residual = bits - ratio * size
     error = math.sqrt(d / (d - 1) * float(np.square(residual).sum())) / float(size.sum())
-    return _t_interval(float(ratio), error, d - 1, n, "documents")
+    return t_interval(float(ratio), error, d - 1, n, "documents")
 
 
 def estimate(runs: Sequence[Run], metric: str) -> Estimate:

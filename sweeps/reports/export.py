@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runs.folder import write_atomic
-from sweeps.reports import budget, diagnostics, failures, slices
+from sweeps.reports import budget, diagnostics, evaluations, failures, scaling, slices
 from sweeps.reports.collect import compact, compact_folder, is_private
 from sweeps.reports.compare import Comparison, Estimate
 from sweeps.reports.table import Board, Row
@@ -28,6 +28,8 @@ def report_json(board: Board, command: str) -> dict[str, Any]:
         "positions": {row.label: [run.positions for run in row.entry.runs] for row in board.rows if _placed(row)},
         "diagnostics": diagnostics.plain(diagnostics.findings(board.rows)),
         "equal_flops": budget.plain(board.equal_flops),
+        **({"evaluations": evaluations.plain(board.evaluations)} if board.evaluations else {}),
+        **({"scaling": scaling.plain(found)} if (found := scaling.find(board)) else {}),
         "yardstick": None
         if board.bar is None
         else {

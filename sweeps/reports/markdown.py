@@ -6,6 +6,7 @@ import csv
 import io
 from typing import Any
 
+from sweeps.reports import evaluations, evaluations_text, scaling, scaling_text
 from sweeps.reports.format import duration, si
 from sweeps.reports.matching import summary, words
 from sweeps.reports.table import Board, Row
@@ -44,6 +45,8 @@ def markdown(board: Board, command: str) -> str:
     undecided = open_questions(board)
     if undecided:
         lines += ["", "**Not told apart**", "", *(f"- {_escaped(text)}" for text in undecided), "", power_note()]
+    lines += scaling_text.markdown(scaling.find(board))
+    lines += evaluations_text.markdown(board.evaluations, board.reference)
     doubts = [*board.warnings, *(f"{name}: {state} ({why})" for name, state, why in board.unfinished)]
     if doubts:
         lines += ["", "**To keep in mind**", "", *(f"- {_escaped(text)}" for text in doubts)]
@@ -111,6 +114,18 @@ def as_csv(board: Board, content: dict[str, Any]) -> str:
                 **{key: difference.get(key) for key in ("p", "p_holm", "verdict", "seeds_needed", "detectable")},
             }
         )
+    return out.getvalue()
+
+
+def evaluations_csv(content: dict[str, Any]) -> str | None:
+    """One line for each figure under ``evaluations`` of report.json; None where nothing was evaluated."""
+    if not content.get("evaluations"):
+        return None
+    out = io.StringIO()
+    writer = csv.DictWriter(out, ("study", *evaluations.COLUMNS), extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for row in evaluations.csv_rows(content["evaluations"]):
+        writer.writerow({"study": content["study"], **row})
     return out.getvalue()
 
 

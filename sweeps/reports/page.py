@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from sweeps.reports import budget, failures
+from sweeps.reports import budget, evaluations_text, failures, plots_evaluations, plots_scaling, scaling, scaling_text
 from sweeps.reports.drawing import Picture
 from sweeps.reports.format import duration, si
 from sweeps.reports.leaderboard import leaderboard
@@ -28,20 +28,31 @@ SECTIONS = {
 }
 """The figures' places on the page; the sensitivity to the learning rate stands under its table."""
 
-NAMES = {"sensitivity"}.union(*SECTIONS.values())
+NAMES = {"sensitivity", plots_scaling.NAME}.union(*SECTIONS.values(), plots_evaluations.NAMES)
 
 
 def page(board: Board, content: dict[str, Any], figures: Sequence[Picture]) -> str:
     """The whole page."""
     style = looks([row.label for row in board.rows])
     by_name = {figure.name: _figure(figure) for figure in figures}
+    sizes = scaling.find(board)
+    colours = [*style.values(), *(sizes.looks.values() if sizes else ())]
     parts = [
         _head(board),
         leaderboard(board, style),
         _undecided(board),
         _warnings(board),
         _figures(by_name),
-        budget.section(board.equal_flops, board.reference, board.unit, decimals(board), style, board.lower_is_better),
+        scaling_text.section(sizes, by_name.get(plots_scaling.NAME, "")),
+        evaluations_text.section(board.evaluations, _of_suites(by_name), style, board.reference),
+        budget.section(
+            None if sizes else board.equal_flops,
+            board.reference,
+            board.unit,
+            decimals(board),
+            style,
+            board.lower_is_better,
+        ),
         failures.section(board.incidents, len(board.all_runs)),
         tuning(board, style, by_name.get("sensitivity", "")),
         accessories(board, style),
@@ -51,7 +62,7 @@ def page(board: Board, content: dict[str, Any], figures: Sequence[Picture]) -> s
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(board.study)} · isomix</title>\n<style>{style_sheet(style.values())}</style>\n</head>\n"
+        f"<title>{escape(board.study)} · isomix</title>\n<style>{style_sheet(colours)}</style>\n</head>\n"
         f"<body>\n<main>\n{''.join(parts)}\n</main>\n</body>\n</html>\n"
     )
 
@@ -137,6 +148,11 @@ def _figures(by_name: Mapping[str, str]) -> str:
         if drawn:
             out.append(f"<section><h2>{title}</h2>{drawn}</section>")
     return "".join(out)
+
+
+def _of_suites(by_name: Mapping[str, str]) -> dict[str, str]:
+    prefix = plots_evaluations.PREFIX
+    return {name.removeprefix(prefix): html for name, html in by_name.items() if name.startswith(prefix)}
 
 
 def _figure(figure: Picture) -> str:

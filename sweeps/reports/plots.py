@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from sweeps.reports import plots_evaluations, plots_scaling, scaling
 from sweeps.reports.drawing import PAPER, SIZES, Picture, beside, figure, grid, label_ends, save, theme
 from sweeps.reports.format import duration, si
 from sweeps.reports.plots_inside import by_position, diagnostics, drift
@@ -88,6 +89,8 @@ def pictures(board: Board) -> list[Picture]:
         by_position(board, style),
         drift(board, style),
         diagnostics(board, style),
+        *plots_evaluations.pictures(board.evaluations, style),
+        plots_scaling.picture(scaling.find(board)),
     ]
     return [picture for picture in found if picture is not None]
 

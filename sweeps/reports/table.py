@@ -24,6 +24,7 @@ from sweeps.reports.compare import (
     estimate,
     over_seeds,
 )
+from sweeps.reports.evaluations import Table, tables
 from sweeps.reports.failures import Incident, incidents
 from sweeps.reports.format import si
 from sweeps.reports.gate import Proof, gate
@@ -121,6 +122,7 @@ class Board:
     incidents: list[Incident]
     slices: list[Slice]
     equal_flops: EqualFlops | None
+    evaluations: list[Table]
     all_runs: list[Run] = field(repr=False)
 
     @property
@@ -218,6 +220,7 @@ def build(
         incidents=incidents(runs, rows, lacking),
         slices=slices(rows),
         equal_flops=line_up(rows, chosen, metric.replace("test/", "val/", 1)),
+        evaluations=tables(rows, chosen),
         all_runs=list(runs),
     )
 

@@ -9,7 +9,10 @@ import sys
 import pytest
 
 from runs.folder import read_json
+from sweeps.report import make
 from tests.runs.commands import ROOT, environment, folders, train
+from tests.runs.offline_wandb import read_offline
+from tests.sweeps.synthetic_runs import write_study
 
 pytestmark = pytest.mark.slow
 
@@ -62,6 +65,49 @@ def test_a_series_of_checkpoints_is_evaluated(run):
     assert {6, 12} <= set(steps)
 
 
+@pytest.fixture(scope="module")
+def study(run):
+    """The run and one of another mixer as a study; a third is not finished."""
+    results = run.parents[2]
+    train(results, "mixer=transformer", "logger=none")
+    other = next(folder for folder in folders(results) if folder != run)
+    write_study(results, "default", {"transformer": [other], "maglev": [run]})
+    path = run.parent / "study.json"
+    content = json.loads(path.read_text())
+    content["mixers"]["swa"] = {"runs": [{"seed": 0, "run": "swa-notdone", "state": "failed"}]}
+    path.write_text(json.dumps(content))
+    return other
+
+
+def test_a_study_is_evaluated_and_compared_with_a_reference(run, study):
+    """All its finished runs, each with a W&B run, the difference to one of them, and the report of what was found."""
+    results = run.parents[2]
+    words = ["study=default", f"results={results}", "suite=[positions]", "suite.positions.sequences=5", "logger=wandb"]
+    command = [sys.executable, str(ROOT / "eval.py"), *words, f"suite.positions.reference={study}", "threads=1"]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "run 2 of 2" in done.stdout and "left out, since not finished: swa-notdone" in done.stdout
+    found = {}
+    for folder in (run, study):
+        contents = [json.loads(path.read_text()) for path in (folder / "eval").glob("positions-*.json")]
+        (found[folder],) = [one for one in contents if one["settings"].get("reference") == study.name]
+        (made,) = (folder / "eval" / "wandb").glob("offline-run-*/*.wandb")
+        sent = read_offline(made)
+        assert sent["run"]["job_type"] == "eval" and sent["run"]["group"] == "default"
+        assert sent["summary"]["positions/difference"] == found[folder]["metrics"]["difference"]
+        assert sent["history"][-1]["tokens"] == 12 * 4 * 32
+    tables = found[run]["tables"]
+    assert set(found[study]["tables"]["difference"]["mean"]) == {0.0}
+    own, other = (one["metrics"]["loss"] for one in (found[run], found[study]))
+    assert tables["difference"]["overall"]["mean"] == pytest.approx(
+        own - other, abs=0.02
+    )  # of sequences, not of tokens
+    assert tables["difference"]["overall"]["low"] < tables["difference"]["overall"]["mean"]
+    _, content, _ = make(study="default", results=results, yardstick=False)
+    measured = [table for table in content["evaluations"] if table["settings"].get("sequences") == 5]
+    assert {row["mixer"] for table in measured for row in table["rows"] if table["suite"] == "positions"} >= {"maglev"}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -72,6 +118,12 @@ def test_a_series_of_checkpoints_is_evaluated(run):
         (["suite=[nosuch]"], "nosuch"),
         (["suite=[]"], "name at least one suite"),
         (["suite=[mesa]", "suite.mesa.tol=[2]"], "suite.mesa.tol=[2.0]: each must be between 0 and 1"),
+        (["suite=[perplexity]", "logger=offline"], "logger=offline: no such choice"),
+        (["suite=[perplexity]", "mixers=[mesa]"], "mixers=['mesa']: narrows a study, and none is named"),
+        (
+            ["suite=[positions]", "suite.positions.reference=nowhere"],
+            "suite.positions.reference=nowhere: no run folder",
+        ),
         (["suite=[perplexity]", "checkpoint=first"], "checkpoint=first: must be one of last, all"),
     ],
 )

@@ -184,7 +184,8 @@ def test_as_typed(folder: Path, tmp_path: Path) -> None:
         f"run=hf:{folder / 'gpt2'}",
         f"cache={folder / 'cache'}",
         f"external.results={tmp_path}",
-        "suite=[perplexity,downstream]",
+        "suite=[perplexity,positions,downstream]",
+        "suite.positions.sequences=2",
         "suite.perplexity.max_tokens=640",
         "suite.downstream.groups=[]",
         "suite.downstream.tasks=[twin_choice]",
@@ -201,11 +202,12 @@ def test_as_typed(folder: Path, tmp_path: Path) -> None:
 
     call("external.seq_len=128")
     files = sorted(tmp_path.rglob("*.json"))
-    assert [file.name.rpartition("-")[0] for file in files] == ["downstream", "perplexity"]
+    assert [file.name.rpartition("-")[0] for file in files] == ["downstream", "perplexity", "positions"]
+    assert files[2].with_suffix(".png").stat().st_size > 10_000 and files[2].with_suffix(".svg").exists()
     assert "twin_choice/acc_per_token" in json.loads(files[0].read_text())["metrics"]
-    assert call("external.seq_len=128").count("is there") == 2
+    assert call("external.seq_len=128").count("is there") == 3
     call("external.seq_len=64", "suite.downstream.max_length=128")
-    assert len(list(tmp_path.rglob("*.json"))) == 4
+    assert len(list(tmp_path.rglob("*.json"))) == 6
     said = call("external.seq_len=300", code=1)
     assert "external.seq_len=300: the model takes at most 256 tokens" in said and "Traceback" not in said
 

@@ -2,60 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
-from evals.niah import NiahConfig
+from data.config import BpeConfig
+from evals.niah import NiahConfig, found_share
 from evals.niah import evaluate as niah
 from evals.suite import Parts, Subject
 from evals.throughput import SpeedConfig
 from evals.throughput import evaluate as speed
-from models.lm import Graded
+from runs.load import open_data
+from tests.evals.known import LooksUp, Sleeper, Unigram, uniform
 from tests.evals.test_suites import subject_of, texts  # noqa: F401 - a fixture
-
-
-class LooksUp(nn.Module):
-    """Says what followed the longest repeated end of the text so far, nearly for sure."""
-
-    modes = ("parallel",)
-
-    def __init__(self, vocabulary: int):
-        super().__init__()
-        self.nothing = nn.Parameter(torch.zeros(1))
-        self.vocabulary = vocabulary
-
-    def init_state(self, rows: int, _length: int) -> list[list[int]]:
-        return [[] for _ in range(rows)]
-
-    def read(self, tokens_BT: Tensor, state: list[list[int]], **_: bool) -> tuple[Tensor, list[list[int]]]:
-        after = [list(history) for history in state]
-        out = torch.zeros(*tokens_BT.shape, self.vocabulary)
-        for row, tokens in enumerate(tokens_BT.tolist()):
-            for t, token in enumerate(tokens):
-                after[row].append(token)
-                out[row, t, self.following(after[row])] = 30.0
-        return out, after
-
-    @staticmethod
-    def following(history: list[int]) -> int:
-        for size in range(min(24, len(history) - 1), 0, -1):
-            end = history[-size:]
-            for begin in range(len(history) - size - 1, -1, -1):
-                if history[begin : begin + size] == end:
-                    return history[begin + size]
-        return 0
-
-    def logits(self, features: Tensor) -> Tensor:
-        return features
-
-    def graded(self, features_BTD: Tensor, batch) -> Graded:
-        nats = F.cross_entropy(features_BTD.transpose(1, 2), batch.targets_BT, ignore_index=-100, reduction="none")
-        return Graded(nats, features_BTD.argmax(-1) == batch.targets_BT)
-
 
 SMALL = NiahConfig(lengths=[96, 160], depths=[0.0, 0.5, 1.0], samples=6)
 
@@ -69,14 +32,40 @@ def test_a_model_that_looks_up_finds_every_needle(texts: Path) -> None:  # noqa:
         assert set(found.values()) == {1.0}, found
 
 
+def test_the_needle_and_the_question_are_of_the_same_tokens(texts: Path) -> None:  # noqa: F811
+    """With a tokenizer that joins digits, and a space to what follows it."""
+    subject = subject_of("transformer", texts)
+    paths = dataclasses.replace(subject.config.paths, cache=str(texts / "bpe_cache"))
+    subject.config = dataclasses.replace(subject.config, tokenizer=BpeConfig(vocab_size=320), paths=paths)
+    subject.dataset = open_data(subject.config)
+    tokenizer = subject.dataset.tokenizer
+    assert tokenizer is not None and len(tokenizer.encode(" 1234")) < 4, "joins digits"
+    subject.model = LooksUp(subject.dataset.vocab_size)  # type: ignore[assignment]
+    assert set(niah(subject, SMALL, Parts(None)).metrics.values()) == {1.0}
+
+
+def test_a_model_that_cannot_tell_numbers_apart_is_at_chance(texts: Path) -> None:  # noqa: F811
+    """Uniform, and a unigram to which all digits are alike: each candidate shares the first place with all others."""
+    subject = subject_of("transformer", texts)
+    letters = torch.full((257,), 0.001)
+    letters[list(b"0123456789")] = 0.01
+    letters[ord(" ")] = 0.5
+    for model in (uniform(257), Unigram(letters)):
+        subject.model = model  # type: ignore[assignment]
+        found = niah(subject, SMALL, Parts(None)).metrics
+        for name, value in found.items():
+            assert value == pytest.approx(0.1 if name.startswith("accuracy") else 0.0), name
+    assert found_share(np.array([[1.0, 2.0], [1.0, 1.0], [2.0, 1.0]])).tolist() == [1.0, 0.5, 0.0]
+
+
 @pytest.mark.parametrize("name", ["transformer", "gated_deltanet", "maglev"])
 def test_an_untrained_model_is_at_chance_and_batches_change_nothing(name: str, texts: Path) -> None:  # noqa: F811
     def found(rows: int) -> dict:
         subject: Subject = subject_of(name, texts)
         subject.batch = subject.recurrent_batch = rows
-        return niah(subject, SMALL, Parts(None)).metrics
+        return niah(subject, NiahConfig(lengths=[96, 160], depths=[0.0, 1.0], samples=4), Parts(None)).metrics
 
-    one, other = found(1), found(6)
+    one, other = found(1), found(4)
     assert one == other and 0 <= one["accuracy/length=96"] < 0.5 and one["exact/length=160"] == 0
 
 
@@ -111,4 +100,28 @@ def test_speed_leaves_out_what_cannot_be_and_what_there_is_no_time_for(texts: Pa
     assert result.reasons == {"context=63/batch=1": "mixer toeplitz takes at most 64 tokens"}
     config.seconds = 1e-9
     late = speed(subject_of("swa", texts), config, Parts(None))
-    assert late.tables["rows"] == [] and "were over" in late.reasons["context=16/batch=1"]
+    assert late.tables["rows"] == [] and "would not be enough" in late.reasons["context=16/batch=1"]
+
+
+def test_speed_is_that_of_a_model_that_sleeps(texts: Path) -> None:  # noqa: F811
+    """A millisecond for each token, whatever the batch: no faster than it sleeps, whatever else the machine does."""
+    subject = subject_of("transformer", texts)
+    subject.model = Sleeper(257, 0.001)  # type: ignore[assignment]
+    config = SpeedConfig(contexts=[20, 40], batches=[1, 4], decode_tokens=5, repeats=2)
+    for row in speed(subject, config, Parts(None)).tables["rows"]:
+        context, batch = row["context"], row["batch"]
+        assert row["first_token_s"] >= 0.001 * context and row["decode_tokens_per_s"] <= batch / 0.001
+        assert row["prefill_tokens_per_s"] == pytest.approx(batch * context / row["first_token_s"])
+        assert row["state_bytes"] == batch * 8 * context and row["prefills"] == 2
+
+
+def test_speed_ends_in_its_time(texts: Path) -> None:  # noqa: F811
+    """Two prefills of 10 and 200 tokens would take 0.1 and 2 s: the second is left out, and so are repeats of the first."""
+    subject = subject_of("transformer", texts)
+    subject.model = Sleeper(257, 0.005)  # type: ignore[assignment]
+    config = SpeedConfig(contexts=[200, 10], batches=[1], decode_tokens=1, repeats=1000, seconds=0.4)
+    begin = time.perf_counter()
+    result = speed(subject, config, Parts(None))
+    (row,) = result.tables["rows"]
+    assert row["context"] == 10 and 1 <= row["prefills"] < 9 and time.perf_counter() - begin < 2
+    assert result.reasons == {"context=200/batch=1": "suite.speed.seconds=0.4 would not be enough"}

@@ -178,6 +178,21 @@ def test_each_run_is_sent_once(
     assert main([*words, "project=other"]) == 0 and len(uploads.sent) == 7
 
 
+def test_evaluations_are_sent_as_they_are_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_run(tmp_path, "swa", study="demo")
+    made = folder / "eval" / "wandb" / "offline-run-20260101_000000-demo-eval-abc"
+    made.mkdir(parents=True)
+    uploads = of(monkeypatch, Uploads())
+    where, name = Where(), f"{folder.name} demo-eval-abc"
+    assert sync.sync([RunFolder(folder)], where) == {name: "sent", folder.name: "sent"}
+    assert made in uploads.sent and sync.sync([RunFolder(folder)], where)[name] == "unchanged"
+    again = made.with_name("offline-run-20260102_000000-demo-eval-abc")
+    made.rename(again)  # evaluated anew
+    assert sync.sync([RunFolder(folder)], where) == {name: "sent", folder.name: "unchanged"}
+    assert uploads.sent[-1] == again and len(uploads.sent) == 3
+    assert sync.sync([RunFolder(folder)], Where(project="other"))[name] == "sent"
+
+
 def test_rebuild_alone_sends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_run(tmp_path, "swa", study="demo")
     uploads = of(monkeypatch, Uploads())
