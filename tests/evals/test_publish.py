@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 import wandb
+
 from evals import publish
 from evals.names import mode_of, split
 from evals.publish import Evaluation, tables
