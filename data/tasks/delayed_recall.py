@@ -23,7 +23,7 @@ class DelayedRecallConfig(TaskConfig):
     """filler, ``facts`` key-value pairs, at least ``min_gap`` tokens of filler, each key once; there a label: its value.
 
     Answers are never shown. Chance, for a model that has the values but not whose they are: one in the number of facts;
-    for one that cannot reach back, one in ``n_values``. Solved by attention without a window, or by a state that keeps
+    for one that cannot reach back, and so with a single fact: one in ``n_values``. Solved by attention without a window, or by a state that keeps
     the facts while nothing comes. Slices: ``gap``, from a value to the query for it.
     """
 
@@ -59,7 +59,7 @@ class DelayedRecallConfig(TaskConfig):
         return {"gap": bins(self.seq_len)}
 
     def chance(self) -> float:
-        return 1 / self.facts
+        return 1 / self.facts if self.facts > 1 else 1 / self.n_values
 
     def sample(self, rng: np.random.Generator, n: int) -> Examples:
         facts = self.facts
