@@ -121,7 +121,7 @@ def read(content: Mapping[str, Any], place: Place) -> Cell:
         values = [_mean_over(run, place.span) for run in node]
         return _by_seed(values, seeds)
     if place.item is not None:
-        return _from_interval(node["mean"][place.item], node["ci95"][place.item], _main_row(content, place)["n"])
+        return _by_seed(node["values"][place.item], _main_row(content, place)["seeds"])
     if node.get("values"):
         return _by_seed(node["values"], node.get("seeds") or _seeds_of(content, node["runs"]))
     if place.pointer.endswith("/minus_deployed"):

@@ -21,6 +21,7 @@ class Slice:
     metric: str
     labels: list[int]
     by_mixer: dict[str, list[Estimate | None]]  # one for each label; None where a run has no figure
+    values: dict[str, list[list[float] | None]]  # the same, run by run
     chance: float | None  # over the whole split, where it is known
 
 
@@ -30,17 +31,14 @@ def slices(rows: Sequence[Entry]) -> list[Slice]:
         labels = _labels(rows, metric)
         if labels:
             chance = _chance(rows[0]) if metric == "accuracy" else None
-            return [
-                Slice(
-                    name,
-                    metric,
-                    values,
-                    {row.label: [_estimate(row, f"test/{metric}/{name}={v}") for v in values] for row in rows},
-                    chance,
-                )
-                for name, values in labels.items()
-            ]
+            return [_slice(rows, name, metric, values, chance) for name, values in labels.items()]
     return []
+
+
+def _slice(rows: Sequence[Entry], name: str, metric: str, labels: list[int], chance: float | None) -> Slice:
+    values = {row.label: [_values(row, f"test/{metric}/{name}={label}") for label in labels] for row in rows}
+    estimates = {mixer: [None if one is None else _estimate(one) for one in parts] for mixer, parts in values.items()}
+    return Slice(name, metric, labels, estimates, values, chance)
 
 
 def _labels(rows: Sequence[Entry], metric: str) -> dict[str, list[int]]:
@@ -55,12 +53,14 @@ def _labels(rows: Sequence[Entry], metric: str) -> dict[str, list[int]]:
     return {name: sorted(found[name]) for name in sorted(found)}
 
 
-def _estimate(row: Entry, key: str) -> Estimate | None:
-    values = [run.metrics.get(key) for run in row.runs]
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
-        return None
-    return over_seeds(known) if len(known) > 1 else Estimate(known[0], None, None, 1, "none")
+def _values(row: Entry, key: str) -> list[float] | None:
+    """Of every run; None where one has no figure."""
+    known = [value for run in row.runs if (value := run.metrics.get(key)) is not None]
+    return known if len(known) == len(row.runs) else None
+
+
+def _estimate(values: Sequence[float]) -> Estimate:
+    return over_seeds(values) if len(values) > 1 else Estimate(values[0], None, None, 1, "none")
 
 
 def _chance(row: Entry) -> float | None:
@@ -85,10 +85,11 @@ def plain(found: Sequence[Slice]) -> list[dict[str, Any]]:
             "chance": one.chance,
             "mixers": {
                 label: {
-                    "mean": [None if e is None else e.mean for e in values],
-                    "ci95": [None if e is None else e.ci95 for e in values],
+                    "mean": [None if e is None else e.mean for e in estimates],
+                    "ci95": [None if e is None else e.ci95 for e in estimates],
+                    "values": one.values[label],
                 }
-                for label, values in one.by_mixer.items()
+                for label, estimates in one.by_mixer.items()
             },
         }
         for one in found

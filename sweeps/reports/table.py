@@ -49,6 +49,9 @@ MODE = "parallel"
 FLOP_SLACK = 0.1
 """The same for training FLOPs per token, of which mixers take different amounts by their nature."""
 
+DISAGREE = 0.25
+"""Accuracies of one mixer's seeds that lie further apart are of runs that learnt the task and of runs that did not."""
+
 
 @dataclass(frozen=True)
 class OtherMode:
@@ -209,6 +212,7 @@ def build(
         bar=bar,
         warnings=[
             *_seed_warnings(rows),
+            *_disagreement_warnings(rows, metric),
             *_budget_warnings(rows, chosen),
             *match_warnings(rows),
             *tuning_warnings(rows),
@@ -290,6 +294,19 @@ def _seed_warnings(rows: Sequence[Entry]) -> list[str]:
         out.append(f"few seeds ({min(counts.values())}): intervals are wide; five or more tell small differences apart")
     if len(set(counts.values())) > 1:
         out.append(f"unequal numbers of seeds: {', '.join(f'{label} {count}' for label, count in counts.items())}")
+    return out
+
+
+def _disagreement_warnings(rows: Sequence[Entry], metric: str) -> list[str]:
+    """A mean of solved and unsolved runs is no typical run, and Student's interval may reach beyond 1."""
+    if metric.rsplit("/", 1)[-1] != "accuracy":
+        return []
+    out = []
+    for row in rows:
+        values = sorted(run.metrics[metric] for run in row.runs)
+        if values[-1] - values[0] > DISAGREE:
+            listed = ", ".join(f"{value:.2f}" for value in values)
+            out.append(f"{row.label}: its seeds disagree ({listed}), so no run is like their mean; the interval says little more than that")  # fmt: skip
     return out
 
 

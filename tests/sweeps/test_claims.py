@@ -240,14 +240,13 @@ def test_modes_of_one_run_are_compared_by_the_reports_own_difference(tmp_path: P
     assert verdict(tmp_path, {"better": swapped})["verdict"] == FAILS
 
 
-def test_slices_have_no_single_runs_and_are_compared_by_welch(tmp_path: Path) -> None:
+def test_slices_are_paired_by_seed(tmp_path: Path) -> None:
     a, b = [0.9, 0.92, 0.91, 0.94], [0.8, 0.9, 0.7, 0.75]
     rows = [row("a", a, metric=ACCURACY), row("b", b, metric=ACCURACY)]
-    mixers = {r["mixer"]: {"mean": [1.0, r["mean"]], "ci95": [None, r["ci95"]]} for r in rows}
+    mixers = {r["mixer"]: {"mean": [1.0, r["mean"]], "values": [[1.0] * 4, r["values"]]} for r in rows}
     text_study(tmp_path, rows, slices=[{"slice": "pairs", "metric": ACCURACY, "labels": [4, 16], "mixers": mixers}])
     found = verdict(tmp_path, {"better": {"study": "text", "mixer": "a", "than": "b", "slice": "pairs=max"}})
-    assert found["p_for"] == pytest.approx(stats.ttest_ind(a, b, equal_var=False).pvalue)
-    assert found["note"] == "not paired by seed"
+    assert found["p_for"] == pytest.approx(stats.ttest_rel(a, b).pvalue)
     same = verdict(tmp_path, {"better": {"study": "text", "mixer": "a", "than": "b", "slice": "pairs=16"}})
     assert same["figures"][0]["text"] == found["figures"][0]["text"]
 

@@ -65,11 +65,20 @@ def test_slices_have_means_intervals_and_chance(tmp_path: Path) -> None:
     assert (one["slice"], one["metric"], one["labels"]) == ("gap", "test/accuracy", list(GAPS))
     assert one["chance"] == pytest.approx(2 / 12)  # of 4 or 8 pairs, one value is right
     assert one["mixers"]["mesa"]["mean"] == pytest.approx([0.91 - gap / 100 for gap in GAPS])
+    assert one["mixers"]["mesa"]["values"][0] == pytest.approx([0.9 - GAPS[0] / 100, 0.92 - GAPS[0] / 100])
     low, high = one["mixers"]["swa"]["ci95"][0]
     assert low < 0.5 < high
     assert (folder / "slices.svg").exists() and 'id="slices"' in page and "0.167" in page
     assert content["metric"] == "test/accuracy" and content["rows"][0]["mixer"] == "mesa"
     assert "64 tokens" in page and "solves mqar" in page
+
+
+def test_seeds_that_disagree_are_listed(tmp_path: Path) -> None:
+    for seed, accuracy in enumerate((0.17, 1.0, 0.99)):
+        write_task(tmp_path, "swa", seed, accuracy)
+        write_task(tmp_path, "mesa", seed, 0.5 + 0.1 * seed)
+    found = [one for one in of_default(tmp_path)[0]["warnings"] if "disagree" in one]
+    assert len(found) == 1 and found[0].startswith("swa: its seeds disagree (0.17, 0.99, 1.00)")
 
 
 def test_regression_is_cut_by_its_excess(tmp_path: Path) -> None:
