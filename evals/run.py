@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from evals import plots, publish, targets
 from evals.external import PREFIX, ExternalSettings, open_external
-from evals.suite import Parts, Subject, find, result_file, settings_of
+from evals.suite import Parts, Subject, code_of, find, result_file, settings_of, warn_of_other_code
 from models.config import at_least, one_of
 from runs.folder import RunFolder, write_atomic
 from runs.host import describe, git_commit
@@ -145,8 +145,9 @@ def _options(settings: Settings) -> dict[str, Any]:
 def _one(folder: Path, subject: Subject, name: str, config: Any, function: Any) -> Path | None:
     """One suite on one checkpoint: the file of its result; None where it failed."""
     settings = settings_of(config)
-    path = result_file(folder, name, settings, subject.step)
+    path, code = result_file(folder, name, settings, subject.step), code_of(subject.config)
     if path.exists():
+        warn_of_other_code(path, code)
         log.info("%s, step %d, %s: is there (%s)", subject.name, subject.step, name, path)
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -166,6 +167,7 @@ def _one(folder: Path, subject: Subject, name: str, config: Any, function: Any) 
         "modes": list(subject.model.modes),
         **{key: value for key, value in asdict(result).items() if key != "record"},
         "commit": git_commit(ROOT),
+        "code": code,
         "seconds": round(time.perf_counter() - begin, 1),
         **_where(subject),
     }

@@ -23,7 +23,7 @@ import torch
 from data.dataset import Dataset
 from models.lm import LanguageModel
 from runs.folder import read_json, write_atomic
-from runs.identity import digest
+from runs.identity import ROOT, code_hashes, digest, hash_files
 from runs.schema import Config
 
 log = logging.getLogger(__name__)
@@ -124,3 +124,16 @@ def settings_of(config: Any) -> dict[str, Any]:
 def result_file(folder: Path, name: str, settings: dict[str, Any], step: int) -> Path:
     """Where a suite's result goes: equal settings at an equal checkpoint, equal file."""
     return folder / "eval" / f"{name}-{digest({'settings': settings, 'step': step}, 8)}.json"
+
+
+def code_of(config: Config) -> dict[str, str]:
+    """Hashes of the code that makes a result: of the model, as in run.json, and of the evaluations."""
+    return {**code_hashes(*config.mixer.kinds()), "evals": hash_files((ROOT / "evals").rglob("*.py"))}
+
+
+def warn_of_other_code(path: Path, code: dict[str, str]) -> None:
+    """Where the result that is there was made by other code than today's."""
+    then = read_json(path).get("code", {})
+    changed = [part for part in code if then.get(part) != code[part]]
+    if changed:
+        log.warning("%s was made with other code (%s changed since); to measure anew, delete it", path, " and ".join(changed))  # fmt: skip

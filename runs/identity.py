@@ -145,7 +145,7 @@ def code_hashes(*kinds: str) -> dict[str, str]:
     own = {path for kind in kinds for path in _reachable(ROOT / "mixers" / f"{kind}.py")}
     shared = {p for folder in SHARED for p in (ROOT / folder).rglob("*.py")}
     shared |= {ROOT / "mixers" / name for name in ("__init__.py", "base.py", "parts.py")}  # the backbone's norms too
-    return {"shared": _hash_files(shared), "mixer": _hash_files(own - shared)}
+    return {"shared": hash_files(shared), "mixer": hash_files(own - shared)}
 
 
 def _reachable(module: Path) -> set[Path]:
@@ -167,7 +167,8 @@ def _reachable(module: Path) -> set[Path]:
     return found
 
 
-def _hash_files(paths: Iterable[Path]) -> str:
+def hash_files(paths: Iterable[Path]) -> str:
+    """Of Python files in the checkout; comments, docstrings and layout do not count."""
     return digest({str(p.relative_to(ROOT)): _hash_code(p, p.stat().st_mtime_ns) for p in sorted(paths)}, 12)
 
 

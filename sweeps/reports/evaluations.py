@@ -79,6 +79,12 @@ class Table:
     def name(self) -> str:
         return f"{self.suite}, step {self.step}"
 
+    @property
+    def mixed_code(self) -> list[str]:
+        """Parts of the code, ``shared`` or ``evals``, that were not the same for all results."""
+        found = [one.get("code", {}) for line in self.lines for one in line.results]
+        return [part for part in ("shared", "evals") if len({code.get(part) for code in found}) > 1]
+
     def deployed(self) -> list[Line]:
         return [line for line in self.lines if line.deployed]
 

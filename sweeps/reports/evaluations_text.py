@@ -175,7 +175,9 @@ def _table(table: Table, style: Mapping[str, Look]) -> str:
     shown = "".join(html for _, html in made[:OPEN])
     folded = "".join(f"<details><summary>{escape(title)}</summary>{html}</details>" for title, html in made[OPEN:])
     lacking = f"Not evaluated so: {', '.join(table.lacking)}." if table.lacking else ""
-    return shown + folded + (f'<p class="caption">{escape(lacking)}</p>' if lacking else "")
+    mixed = f"Made by different code ({', '.join(table.mixed_code)}): take differences with care." if table.mixed_code else ""  # fmt: skip
+    notes = " ".join(one for one in (lacking, mixed) if one)
+    return shown + folded + (f'<p class="caption">{escape(notes)}</p>' if notes else "")
 
 
 def _block(table: Table, block: Block, style: Mapping[str, Look], first: bool) -> str:

@@ -70,6 +70,7 @@ def thinned(content: dict[str, Any]) -> Result:
         "metrics": metrics,
         "reasons": reasons,
         "tables": _tables(content["suite"], content["tables"], deployed),
+        **({"code": content["code"]} if "code" in content else {}),  # the earliest results have none
         **({"hardware": content["hardware"]} if content["suite"] == "speed" else {}),
     }
 

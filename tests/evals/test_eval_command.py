@@ -56,7 +56,15 @@ def test_each_suite_is_a_file_with_its_settings_and_is_made_once(run):
     kept = read_json(run / "run.json")["positions"]
     assert kept["mean"] == found["positions"]["tables"]["recurrent"]["mean"]
     again = evaluate(run, names, *SMALL)
-    assert again.stdout.count("is there") == 5
+    assert again.stdout.count("is there") == 5 and "other code" not in again.stdout + again.stderr
+    (one,) = (run / "eval").glob("fredholm-*.json")
+    content = json.loads(one.read_text())
+    one.write_text(json.dumps({**content, "code": {**content["code"], "evals": "another"}}))
+    again = evaluate(run, names, *SMALL)
+    said = [line for line in (again.stdout + again.stderr).splitlines() if "was made with other code" in line]
+    assert len(said) == 1 and "(evals changed since)" in said[0] and one.name in said[0]
+    assert json.loads(one.read_text())["code"]["evals"] == "another"
+    one.write_text(json.dumps(content))
 
 
 def test_a_series_of_checkpoints_is_evaluated(run):
