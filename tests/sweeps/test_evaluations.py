@@ -299,9 +299,9 @@ def test_page_csv_and_json_have_the_same_figures(runs: dict[str, list[Path]], tm
 
 
 def test_results_of_different_code_are_told(runs: dict[str, list[Path]], tmp_path: Path) -> None:
-    for runs_of_one, code in zip(runs.values(), ("a", "b", "b"), strict=False):
+    for runs_of_one, code in zip(runs.values(), ("a", "b", "b", "b"), strict=True):
         for run in runs_of_one:
-            put(run, "perplexity", {"test/loss": 2.0}, name="code", code={"shared": code, "evals": "x", "mixer": code})
+            put(run, "perplexity", {"test/loss": 2.0}, code={"shared": code, "evals": "x", "mixer": code})
     _, _, folder = report(tmp_path)
     page = (folder / "report.html").read_text()
     assert page.count("Made by different code (shared)") == 1
