@@ -1,6 +1,6 @@
 """The claims ledger: what the papers claim, what our studies found, and a verdict for each claim.
 
-python -m sweeps.claims            # writes results/CLAIMS.md and results/claims.json
+python -m sweeps.claims            # writes results/CLAIMS.md and claims.json, and README.md, which lists the studies
 python -m sweeps.claims --check    # are they what the reports give?
 
 Keys:  paths.results=results             where the studies' reports are, and the ledger
@@ -21,6 +21,7 @@ from runs.folder import write_atomic
 from runs.identity import ROOT
 from sweeps.cli import UsageError, parse
 from sweeps.ledger.check import stale, unsupported
+from sweeps.ledger.index import INDEX, index
 from sweeps.ledger.statements import FOLDER, ClaimError, read_papers
 from sweeps.ledger.verdicts import VERDICTS, judge_all
 from sweeps.ledger.write import MARKDOWN, RECORD, markdown, record
@@ -36,7 +37,7 @@ def make(results: Path, claims: Path = FOLDER, studies: Path = ROOT / "sweeps") 
 
 def check(results: Path, text: str, content: str) -> list[str]:
     """What is wrong with the files on disk, one sentence each; nothing if they are what the reports give."""
-    return [*stale(results, text, content), *unsupported(results, text, content)]
+    return [*stale(results, {MARKDOWN: text, RECORD: content}), *unsupported(results, text, content)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,11 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = Path(str(given.values.get("paths.results", "results")))
         claims, studies = given.values.get("claims", FOLDER), given.values.get("studies", ROOT / "sweeps")
         text, content = make(results, Path(str(claims)), Path(str(studies)))
+        listing = index(results, Path(str(studies)))
     except (UsageError, ClaimError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
     if "--check" in given.flags:
-        problems = check(results, text, content)
+        problems = [*check(results, text, content), *stale(results, {INDEX: listing})]
         sys.stderr.write("".join(f"{problem}\n" for problem in problems))
         return 1 if problems else 0
     problems = unsupported(results, text, content)
@@ -62,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("".join(f"{problem}\n" for problem in problems))
         return 1
     results.mkdir(parents=True, exist_ok=True)
-    write_atomic(results / MARKDOWN, text)
-    write_atomic(results / RECORD, content)
+    for name, written in ((MARKDOWN, text), (RECORD, content), (INDEX, listing)):
+        write_atomic(results / name, written)
     counts = json.loads(content)["counts"]
     for paper, found in counts.items():
         sys.stdout.write(f"{paper}: {', '.join(f'{found[verdict]} {verdict}' for verdict in VERDICTS)}\n")

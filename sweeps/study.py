@@ -228,13 +228,18 @@ def _tune(node: Any, where: str) -> Tune | None:
 
 def read(path: Path) -> dict[str, Any]:
     """The content of a study's file as the Hydra config of ``study=<name>``; see `as_config`."""
+    return as_config(path.stem, content_of(path), where=str(path))
+
+
+def content_of(path: Path) -> dict[str, Any]:
+    """What a study's file says, with what the study says that it is ``like``."""
     try:
         content = OmegaConf.to_container(OmegaConf.load(path))  # its YAML reads 3e-3 as a number, PyYAML's as a word
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{path}: {error}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: must be a mapping with the keys {', '.join(FILE_KEYS)}")
-    return as_config(path.stem, _extended(path, {str(key): value for key, value in content.items()}), where=str(path))
+    return _extended(path, {str(key): value for key, value in content.items()})
 
 
 def _extended(path: Path, content: dict[str, Any]) -> dict[str, Any]:

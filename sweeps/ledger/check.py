@@ -11,17 +11,17 @@ from typing import Any
 from sweeps.ledger.evidence import Reports
 from sweeps.ledger.figures import again
 from sweeps.ledger.statements import ClaimError
-from sweeps.ledger.write import MARKDOWN, RECORD
+from sweeps.ledger.write import MARKDOWN
 
 NUMBER = re.compile(r"\d")
 CODE = re.compile(r"`[^`]*`|\]\([^)]*\)|\*[^*]*\*")
 """Code, targets of links and emphasised words: labels, thresholds and verdicts, no figures."""
 
 
-def stale(results: Path, text: str, record: str) -> list[str]:
+def stale(results: Path, files: Mapping[str, str]) -> list[str]:
     """Files that are missing or differ from what the reports give, one sentence each."""
     out = []
-    for name, wanted in ((MARKDOWN, text), (RECORD, record)):
+    for name, wanted in files.items():
         file = results / name
         found = file.read_text(encoding="utf-8") if file.exists() else None
         if found is None:

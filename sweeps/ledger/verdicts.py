@@ -7,17 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
-from runs.validate import unknown_key
+from runs.validate import ConfigError, unknown_key
 from sweeps.ledger.evidence import Reports
 from sweeps.ledger.figures import MEAN, Figure, make, outcome
 from sweeps.ledger.judge import Finding, judge
 from sweeps.ledger.places import NotMeasured, locate
 from sweeps.ledger.statements import CELL_KEYS, Claim, ClaimError, Paper, Test, studies_of
 from sweeps.reports.compare import ALPHA, holm
+from sweeps.study import content_of
 
 HOLDS, FAILS, OPEN, UNTESTED = "holds", "does not hold", "not distinguishable at this size", "not tested here"
 VERDICTS = (HOLDS, FAILS, OPEN, UNTESTED)
@@ -159,10 +156,9 @@ def _spec(file: Path) -> dict[str, Any] | None:
     if not file.exists():
         return None
     try:
-        content = OmegaConf.to_container(OmegaConf.load(file))
-    except (OmegaConfBaseException, YAMLError) as error:
-        raise ClaimError(f"{file}: {' '.join(str(error).split())}") from None
-    settings = content.get("report") if isinstance(content, dict) else None
+        settings = content_of(file).get("report")
+    except ConfigError as error:
+        raise ClaimError(" ".join(str(error).split())) from None
     found = settings.get("control") if isinstance(settings, dict) else None
     if found is not None and not isinstance(found, dict):
         raise ClaimError(f"{file.name}: report.control={found}: must be a mapping")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runs.folder import write_atomic
-from sweeps.reports import budget, diagnostics, evaluations, failures, scaling, slices
+from sweeps.reports import budget, diagnostics, evaluations, failures, scaling, slices, wording
 from sweeps.reports.collect import compact, compact_folder, is_private
 from sweeps.reports.compare import Comparison, Estimate
 from sweeps.reports.table import Board, Row
@@ -18,6 +18,7 @@ def report_json(board: Board, command: str) -> dict[str, Any]:
     return {
         "study": board.study,
         "description": board.description,
+        "finding": wording.sentences(board),
         "metric": board.metric,
         "unit": board.unit,
         "lower_is_better": board.lower_is_better,

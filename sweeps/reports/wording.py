@@ -22,10 +22,12 @@ def question(board: Board) -> str:
 
 
 def sentences(board: Board) -> list[str]:
-    """The first mixer, all verdicts against the reference, the yardstick. Plain text."""
-    digits, first = decimals(board), board.rows[0]
+    """The first mixer, or those that share its figure, all verdicts against the reference, the yardstick. Plain text."""
+    digits = decimals(board)
     extreme = "lowest" if board.lower_is_better else "highest"
-    out = [f"{first.label} has the {extreme} mean, {first.estimate.mean:.{digits}f} {board.unit}."]
+    best = f"{board.rows[0].estimate.mean:.{digits}f}"
+    first = [row.label for row in board.rows if f"{row.estimate.mean:.{digits}f}" == best]
+    out = [f"{names(first)} {'have' if len(first) > 1 else 'has'} the {extreme} mean, {best} {board.unit}."]
     groups: dict[str, list[str]] = {}
     for row in board.rows:
         if row.comparison is not None:

@@ -15,7 +15,9 @@ from scipy import stats
 
 from runs.identity import ROOT
 from sweeps.claims import check, main, make
+from sweeps.ledger.check import stale
 from sweeps.ledger.evidence import Cell, Reports, combine
+from sweeps.ledger.index import INDEX, index
 from sweeps.ledger.places import Place
 from sweeps.ledger.statements import ClaimError, read_papers
 from sweeps.ledger.verdicts import FAILS, HOLDS, OPEN, UNTESTED
@@ -58,6 +60,14 @@ def row(
 
 def report(root: Path, study: str, rows: Sequence[dict[str, Any]], **more: Any) -> dict[str, Any]:
     content = {"study": study, "metric": rows[0]["metric"], "rows": list(rows), "slices": [], "positions": {}, **more}
+    content = {
+        "description": f"About {study}.",
+        "finding": ["It was found."],
+        "seconds": 120.0,
+        "commits": ["abcdef0123"],
+        **content,
+    }
+    content = {"hardware": [{"cpu": "A CPU", "threads": 1, "gpu": None}], **content}
     (root / "results" / study).mkdir(parents=True, exist_ok=True)
     (root / "results" / study / "report.json").write_text(json.dumps(content))
     return content
@@ -403,13 +413,37 @@ def test_the_files_are_the_same_each_time_and_pass_the_check(
     whole(tmp_path)
     assert main(words(tmp_path, "--check")) == 1 and "is not there" in capsys.readouterr().err
     assert main(words(tmp_path)) == 0
-    files = [tmp_path / "results" / name for name in ("CLAIMS.md", "claims.json")]
+    files = [tmp_path / "results" / name for name in ("CLAIMS.md", "claims.json", "README.md")]
     first = [file.read_bytes() for file in files]
     assert main(words(tmp_path)) == 0 and [file.read_bytes() for file in files] == first
     assert main(words(tmp_path, "--check")) == 0
     text = first[0].decode()
     assert "| paper, arXiv | 3 | 2 | 0 | 0 | 1 |" in text
     assert "`a` 1.500 ± 0.020 (n = 5)" in text and "12.3<br>*Table 1*" in text
+
+
+def test_the_index_lists_studies_with_a_control(tmp_path: Path) -> None:
+    report(tmp_path, "met", [row("a", CLEAR), row("b", WORSE)])
+    report(tmp_path, "failed", [row("a", [0.2] * 5, metric=ACCURACY)])
+    report(tmp_path, "without", [row("a", CLEAR)])
+    study(tmp_path, "met", {"mixer": "a", "at_most": 2.0})
+    study(tmp_path, "failed", {"mixer": "a", "at_least": 0.9})
+    study(tmp_path, "without", None)
+    text = index(tmp_path / "results", tmp_path / "sweeps")
+    assert (
+        "[met](met/report.html)**<br>About met. | It was found. | `python train.py study=met trainer.threads=1`" in text
+    )
+    assert "10 runs in the table, 2 min of training, tuning included<br>commit abcdef0<br>A CPU, 1 thread" in text
+    assert "Counts for nothing: control failed: a 0.200" in text and "without" not in text
+    assert text.index("## Text") < text.index("[met]") < text.index("## Tasks") < text.index("[failed]")
+
+
+def test_a_study_that_is_like_another_has_its_control(tmp_path: Path) -> None:
+    report(tmp_path, "text", [row("a", CLEAR), row("b", WORSE)])
+    study(tmp_path, "base", {"mixer": "a", "at_most": 1.0})
+    (tmp_path / "sweeps" / "text.yaml").write_text("like: base\n")
+    found = verdict(tmp_path, {"better": {"study": "text", "mixer": "a", "than": "b"}})
+    assert found["verdict"] == UNTESTED and found["reason"].startswith("control failed: a 1.500")
 
 
 def test_the_check_fails_when_a_report_has_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -537,6 +571,5 @@ def test_commands_name_mixers_suites_data_and_recipes_that_exist() -> None:
 
 
 def test_the_published_ledger_is_what_the_reports_give() -> None:
-    if not (ROOT / "results" / "CLAIMS.md").exists():
-        pytest.skip("no ledger has been written yet")
     assert check(ROOT / "results", *make(ROOT / "results")) == []
+    assert stale(ROOT / "results", {INDEX: index(ROOT / "results", ROOT / "sweeps")}) == []

@@ -73,6 +73,14 @@ def test_slices_have_means_intervals_and_chance(tmp_path: Path) -> None:
     assert "64 tokens" in page and "solves mqar" in page
 
 
+def test_mixers_that_share_the_best_figure_are_all_named(tmp_path: Path) -> None:
+    for mixer, accuracy in (("swa", 1.0), ("mesa", 1.0), ("mamba2", 0.4)):
+        for seed in (0, 1):
+            write_task(tmp_path, mixer, seed, accuracy)
+    finding = of_default(tmp_path)[0]["finding"]
+    assert finding[0] == "mesa and swa have the highest mean, 1.000 accuracy."
+
+
 def test_seeds_that_disagree_are_listed(tmp_path: Path) -> None:
     for seed, accuracy in enumerate((0.17, 1.0, 0.99)):
         write_task(tmp_path, "swa", seed, accuracy)

@@ -1,0 +1,75 @@
+"""results/README.md: every published study with its question, its finding in the report's own words, and what made it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sweeps.ledger.evidence import Reports
+from sweeps.ledger.verdicts import Control, control
+
+INDEX = "README.md"
+
+INTRODUCTION = """\
+# Results
+
+Made by `python -m sweeps.claims` from the `report.json` of each study. [CLAIMS.md](CLAIMS.md) holds what three papers claim against these
+figures. Models of 0.1 to 0.7 million parameters on two CPU cores: nothing here is said of larger ones. Verdicts are those of the reports: 95 %
+intervals over seeds, differences paired by seed, Holm's correction within the study. Each folder has the page, the tables and the records of
+all runs, from which `python -m sweeps.report study=<name>` makes the same files again, byte for byte."""
+
+TASKS = "Tasks", "test/accuracy", "test/excess"
+TEXT = "Text", "test/bits_per_byte"
+
+
+def index(results: Path, sweeps: Path) -> str:
+    """The whole file, of the studies that name a positive control: others count for nothing. Raises ClaimError for a damaged
+    report."""
+    reports = Reports(results)
+    names = sorted(file.parent.name for file in results.glob("*/report.json"))
+    controls = [one for name in names if (one := control(name, reports, sweeps)).figure is not None]
+    parts = [INTRODUCTION]
+    for title, *metrics in (TEXT, TASKS):
+        found = [
+            (one, content) for one in controls if (content := reports.get(one.study) or {}).get("metric") in metrics
+        ]
+        if found:
+            lines = "\n".join(_row(*one) for one in found)
+            parts.append(f"## {title}\n\n| study | finding | made by |\n| --- | --- | --- |\n{lines}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(one: Control, content: Mapping[str, Any]) -> str:
+    asked = f"**[{one.study}]({one.study}/report.html)**<br>{content['description']}"
+    finding = " ".join([*([] if one.ok else [f"Counts for nothing: {one.failure}."]), *content["finding"]])
+    return f"| {_escaped(asked)} | {_escaped(finding)} | {_made(content)} |"
+
+
+def _made(content: Mapping[str, Any]) -> str:
+    """Command, runs, time, commits, machines."""
+    ranked = [row for row in content["rows"] if row["rank"] is not None]
+    hardware = content["hardware"]
+    threads = sorted({one["threads"] for one in hardware})
+    limited = f" trainer.threads={threads[0]}" if len(threads) == 1 and hardware[0]["gpu"] is None else ""
+    told = [
+        f"`python train.py study={content['study']}{limited}`",
+        f"{sum(row['n'] for row in ranked)} runs in the table, {content['seconds'] / 60:.0f} min of training, tuning included",
+        f"commit {_listed([str(commit)[:7] for commit in content['commits']])}",
+        _listed(
+            [
+                f"{one['gpu'] or one['cpu']}, {one['threads']} thread{'s' if one['threads'] != 1 else ''}"
+                for one in hardware
+            ]
+        ),
+    ]
+    return "<br>".join(told)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
+
+
+def _escaped(text: str) -> str:
+    """As a table's cell."""
+    return text.replace("|", "\\|")
