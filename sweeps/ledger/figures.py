@@ -65,7 +65,7 @@ def written(found: Outcome, *, sign: bool) -> str:
     """``1.616 ± 0.005 (n = 5)``: mean and half the interval, which shows two digits."""
     half = found.half
     digits = 3 if not half else min(6, max(3, 1 - math.floor(math.log10(half))))
-    mean = signed(found.mean, digits) if sign else f"{found.mean:.{digits}f}"
+    mean = signed(found.mean, digits) if sign else f"{found.mean:.{digits}f}".replace("-", "\N{MINUS SIGN}")
     if half is None:
         return f"{mean} (n = {found.n}, no interval)"
     return f"{mean} \N{PLUS-MINUS SIGN} {half:.{digits}f} (n = {found.n})"
