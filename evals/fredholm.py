@@ -2,7 +2,8 @@
 
 The index of a causal filter A(w) = sum_k f_k w^k is minus the number of its zeros inside the unit circle: 0 for a filter
 with a stable inverse, -1 for a delay by one token. The index that training started from stands beside it, since a filter
-that hardly moved shows its initialisation and nothing that was learned.
+that hardly moved shows its initialisation and nothing that was learned. With ``autoencoder`` steps a third one stands
+there: that of the same filters, from the same start, trained to rebuild the whole input from the last hidden state.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Any
 
 import torch
 
+from evals.information import InformationConfig, autoencoder
 from evals.suite import Parts, Result, Subject, suite
 from mixers.toeplitz import Toeplitz
+from models.config import at_least
 from models.lm import LanguageModel, model_for
 
 
@@ -23,8 +26,10 @@ class FredholmConfig:
     """See `conf/suite/fredholm.yaml`."""
 
     near_zero: float = 1e-3
+    autoencoder: int = 0
 
     def check(self, path: str) -> None:
+        at_least(f"{path}.autoencoder", self.autoencoder, 0)
         if not self.near_zero >= 0:
             raise ValueError(f"{path}.near_zero={self.near_zero}: must be at least 0")
 
@@ -54,8 +59,9 @@ def indices(model: LanguageModel) -> list[dict[str, Any]]:
 
 @suite("fredholm", FredholmConfig)
 def evaluate(subject: Subject, config: FredholmConfig, parts: Parts) -> Result:
-    """Metrics ``index/layer=<l>`` and ``initial_index/layer=<l>``: means over filters whose index is defined. Table
-    ``filters``: every filter, with a warning where a zero lies so near the circle that the index says little."""
+    """Metrics ``index/layer=<l>``, ``initial_index/layer=<l>`` and, if asked for, ``autoencoder_index/layer=<l>``: means over
+    filters whose index is defined; ``autoencoder_nats`` says how well the input was rebuilt. Table ``filters``: every filter,
+    with a warning where a zero lies so near the circle that the index says little."""
     result = Result()
     now, before = indices(subject.model), indices(model_for(subject.config, subject.dataset))
     if not now:
@@ -65,13 +71,29 @@ def evaluate(subject: Subject, config: FredholmConfig, parts: Parts) -> Result:
     for row, first in zip(now, before, strict=True):
         row["initial_index"], row["initial_margin"] = first["index"], first["margin"]
         row["near_zero"] = row["index"] is None or row["margin"] < config.near_zero
+    names = ["index", "initial_index"]
+    if config.autoencoder:
+        found, result.metrics["autoencoder_nats"] = parts(
+            "autoencoder", lambda: _rebuilding(subject, config.autoencoder)
+        )
+        for row, one in zip(now, found, strict=True):
+            row["autoencoder_index"] = one
+        names.append("autoencoder_index")
     result.tables["filters"] = now
     for layer in sorted({row["layer"] for row in now}):
-        for name in ("index", "initial_index"):
-            found = [row[name] for row in now if row["layer"] == layer and row[name] is not None]
+        for name in names:
+            defined = [row[name] for row in now if row["layer"] == layer and row[name] is not None]
             key = f"{name}/layer={layer}"
-            result.metrics[key] = fmean(found) if found else None
-            if not found:
+            result.metrics[key] = fmean(defined) if defined else None
+            if not defined:
                 result.reasons[key] = "every filter of the layer has a zero on the unit circle"
     result.metrics["near_zero"] = fmean(row["near_zero"] for row in now)
     return result
+
+
+def _rebuilding(subject: Subject, steps: int) -> tuple[list[int | None], float]:
+    """Indices of the filters of an autoencoder, and the nats a token that it leaves. It reads what the run read in a step: all
+    lags of the filters must be used, or they keep the index of their start."""
+    config = InformationConfig(length=subject.dataset.seq_len, steps=steps, batch=subject.config.global_batch)
+    encoder, nats = autoencoder(subject, config)
+    return [row["index"] for row in indices(encoder)], nats

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -87,11 +87,17 @@ def evaluate(subject: Subject, config: InformationConfig, parts: Parts) -> Resul
     unigram = parts("unigram", lambda: _unigram(subject, config, test_NT))
     result.metrics["nats/unigram"] = unigram
     for way in config.ways:
-        found = parts(way, lambda way=way: _train(subject, config, way, test_NT))  # type: ignore[misc]
+        found = parts(way, lambda way=way: _train(subject, config, way, test_NT)[0])  # type: ignore[misc]
         for fraction, nats in zip(config.fractions, found, strict=True):
             result.metrics[f"nats/{way}/compute={fraction:g}"] = nats
             result.metrics[f"retained/{way}/compute={fraction:g}"] = 1 - nats / unigram
     return result
+
+
+def autoencoder(subject: Subject, config: InformationConfig) -> tuple[LanguageModel, float]:
+    """A fresh encoder of the run's config, trained end to end, and the nats a token that are left."""
+    (nats,), encoder = _train(subject, replace(config, fractions=[1.0]), "end_to_end", _test(subject, config))
+    return encoder, nats
 
 
 def _test(subject: Subject, config: InformationConfig) -> Tensor:
@@ -125,8 +131,9 @@ def _unigram(subject: Subject, config: InformationConfig, test_NT: Tensor) -> fl
     return float(-np.log(counts / counts.sum())[test_NT.flatten().numpy()].mean())
 
 
-def _train(subject: Subject, config: InformationConfig, way: str, test_NT: Tensor) -> list[float]:
-    """Nats a token of the test sequences at each fraction of the steps; the learning rate falls to zero over all of them."""
+def _train(subject: Subject, config: InformationConfig, way: str, test_NT: Tensor) -> tuple[list[float], LanguageModel]:
+    """Nats a token of the test sequences at each fraction of the steps, and the encoder; the learning rate falls to zero over
+    all of them."""
     encoder = subject.model if way == "frozen" else model_for(subject.config, subject.dataset).to(subject.device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key("information", config.seed, way))
@@ -153,7 +160,7 @@ def _train(subject: Subject, config: InformationConfig, way: str, test_NT: Tenso
                 log.info("  %s: %d of %d steps, %.4f nats", way, step, config.steps, out[wanted[step]])
     finally:
         encoder.train(was_training)
-    return out
+    return out, encoder
 
 
 def _decoded(encoder: LanguageModel, decoder: Decoder, tokens_BT: Tensor, way: str) -> Tensor:

@@ -175,7 +175,13 @@ def fredholm(shown: Sequence[Shown]) -> dict[str, Figure]:
         filters = one.tables["filters"]
         shift = 0.12 * (number - (len(known) - 1) / 2)
         own = sorted({row["layer"] for row in filters})
-        for key, mode, symbol in (("index", None, one.look.marker), ("initial_index", "at the start", "")):
+        for key, mode, symbol in (
+            ("index", None, one.look.marker),
+            ("initial_index", "at the start", ""),
+            ("autoencoder_index", "rebuilding", ""),
+        ):
+            if f"{key}/layer={own[0]}" not in one.metrics:
+                continue
             curve(row[0], one, own, [one.metrics[f"{key}/layer={layer}"] for layer in own], mode, marker=symbol)
         for kind, axes in (("index", row[0]), ("margin", row[1])):
             found = [(f["layer"] + shift, f[kind], f["near_zero"]) for f in filters if f[kind] is not None]

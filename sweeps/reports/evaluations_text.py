@@ -37,7 +37,7 @@ SUITES = {
     ),
     "fredholm": (
         "Fredholm index",
-        "Of Toeplitz filters, by layer; initial_index is that of the weights before training.",
+        "Of Toeplitz filters, by layer; initial_index is that of the weights before training, autoencoder_index that of the same weights trained to rebuild the input.",
     ),
     "speed": (
         "Speed",

@@ -50,6 +50,7 @@ PANELS = {
     "fredholm": [
         Panel("index", "layer", "Fredholm index, mean over filters", "layer", False),
         Panel("initial_index", "layer", "the same before training", "layer", False),
+        Panel("autoencoder_index", "layer", "trained to rebuild the input", "layer", False),
     ],
 }  # fmt: skip
 SPEED = [

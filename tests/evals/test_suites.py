@@ -185,5 +185,12 @@ def test_fredholm_suite_shows_the_index_beside_that_of_the_start(texts: Path) ->
     assert first["index"] == first["initial_index"] and first["margin"] == first["initial_margin"]
     ones = next(row for row in result.tables["filters"] if (row["layer"], row["operator"], row["head"]) == (1, 0, 0))
     assert ones["near_zero"]
+    again = fredholm(subject, FredholmConfig(autoencoder=1), Parts(None))
+    # One step of warm-up moves nothing far: the autoencoder begins where the run did, not where it ended.
+    rows = again.tables["filters"]
+    assert sum(row["autoencoder_index"] != row["initial_index"] for row in rows) <= 1
+    assert any(row["autoencoder_index"] != row["index"] for row in rows if row["layer"] == 0)
+    assert again.metrics["autoencoder_nats"] > 1 and "autoencoder_index/layer=1" in again.metrics
+    assert {key: again.metrics[key] for key in result.metrics} == result.metrics
     none = fredholm(subject_of("transformer", texts), FredholmConfig(), Parts(None))
     assert none.metrics == {"index": None} and "no Toeplitz filters" in none.reasons["index"]
