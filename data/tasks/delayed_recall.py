@@ -23,8 +23,10 @@ class DelayedRecallConfig(TaskConfig):
     """filler, ``facts`` key-value pairs, at least ``min_gap`` tokens of filler, each key once; there a label: its value.
 
     Answers are never shown. Chance, for a model that has the values but not whose they are: one in the number of facts;
-    for one that cannot reach back, and so with a single fact: one in ``n_values``. Solved by attention without a window, or by a state that keeps
-    the facts while nothing comes. Slices: ``gap``, from a value to the query for it.
+    for one that cannot reach back, and so with a single fact: one in ``n_values``. With a single fact it comes to score 0:
+    pairs of key and value are divided among the splits, so that in training a key never has the values of evaluation.
+    Solved by attention without a window, or by a state that keeps the facts while nothing comes. Slices: ``gap``, from a
+    value to the query for it.
     """
 
     kind: str = "delayed_recall"
