@@ -1,9 +1,11 @@
 """Train one run, a multirun or a study: python train.py mixer=swa mixer.window=128 optimizer.lr=2e-3"""
 
+import sys
+
 import hydra
 from omegaconf import DictConfig
 
-from runs.cli import explained
+from runs.cli import explained, study_rows
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
@@ -15,5 +17,6 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
+    sys.argv[1:] = study_rows(sys.argv[1:])
     with explained():
         main()

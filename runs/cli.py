@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import re
 import sys
 from collections.abc import Iterator
 
@@ -12,7 +13,10 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from runs.identity import ROOT
 from runs.validate import unknown_key
+
+ROW = re.compile(r"mixer=(\w+)")
 
 
 def explain(error: BaseException) -> str:
@@ -28,6 +32,21 @@ def explain(error: BaseException) -> str:
         if isinstance(parent, DictConfig):
             return unknown_key(str(cause.full_key), [str(key) for key in parent])
     return str(error) if cause is None else f"{error}\n{cause}"
+
+
+def study_rows(words: list[str]) -> list[str]:
+    """``mixer=<row>`` beside ``study=`` where the row is no file of `conf/mixer` but a study's own name for a variant: as a sweep
+    over that one row, since Hydra would look for the file before the study is asked."""
+    if not any(word.startswith("study=") for word in words):
+        return words
+
+    def is_file(name: str) -> bool:
+        return (ROOT / "conf" / "mixer" / f"{name}.yaml").exists()
+
+    return [
+        f"mixer=choice({found[1]})" if (found := ROW.fullmatch(word)) and not is_file(found[1]) else word
+        for word in words
+    ]
 
 
 def patient_threads() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hydra.core.utils import JobReturn, JobStatus
 
+from runs.cli import study_rows
 from runs.folder import RunFolder, read_json, write_atomic
 from runs.run import STOPPED
 from runs.validate import ConfigError
@@ -426,7 +427,19 @@ def test_errors_of_whole_commands(tmp_path):
         for word in words:
             assert word in done.stdout + done.stderr
         assert "Traceback" not in done.stderr
+    done = train(tmp_path / "results", "study=parity", "mixer=mesa_sined", code=1)
+    assert "mixer=mesa_sined is not in study parity. Its mixers: transformer, " in done.stdout + done.stderr
     assert not (tmp_path / "results" / "runs").exists()
+
+
+def test_a_row_that_is_no_mixer_narrows_its_study():
+    assert study_rows(["study=parity", "mixer=mesa_signed", "seed=0"]) == [
+        "study=parity",
+        "mixer=choice(mesa_signed)",
+        "seed=0",
+    ]
+    for words in (["study=parity", "mixer=mesa"], ["mixer=mesa_signed"], ["study=parity", "mixer=mesa_signed,slstm"]):
+        assert study_rows(words) == words
 
 
 @pytest.mark.slow
