@@ -342,6 +342,6 @@ def _training_warnings(rows: Sequence[Entry]) -> list[str]:
         if spikes:
             out.append(f"{row.label}: {spikes} loss spike{'s' if spikes > 1 else ''} in training")
         epochs = row.runs[0].record.get("data", {}).get("epochs")
-        if epochs and epochs > 1 and row is rows[0]:
+        if epochs and round(epochs, 1) > 1 and row is rows[0]:
             out.append(f"training read its data {epochs:.1f} times: figures are of a repeated corpus")
     return out
