@@ -7,6 +7,7 @@ Buckets in order are the shuffled corpus, whatever the number of units, runs, bu
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,21 @@ from data.config import CorpusConfig
 from data.corpus import SPLITS, shares
 from data.scatter import INDEX
 from data.tokenizers import Tokenizer
-from data.write import write_json
+from data.write import at_once, write_json
 
 BUCKET_BYTES = 1 << 27
-"""Text of a bucket, about: a process holds it together with its tokens."""
+"""Text of a bucket, at most, about: a process holds it together with its tokens."""
+
+SMALL_BUCKET_BYTES, FEW_BUCKETS = 1 << 22, 64
+"""So that the processes share a small corpus too. Many buckets of a large one would cost: each opens every run."""
+
+
+def n_buckets_of(n_bytes: int) -> int:
+    """Of a corpus of so much text, however many processes there are: a restart with more of them finds what is done."""
+    return max(-(-n_bytes // BUCKET_BYTES), min(FEW_BUCKETS, -(-n_bytes // SMALL_BUCKET_BYTES)))
+
+
+COUNTS = "counts.json"
 
 PART = np.dtype([("tokens", "<i8"), ("domain", "<i4")])
 """Of one document in a bucket; tokens with BOS."""
@@ -118,11 +130,19 @@ def tokenize(
 
     Raises ValueError if a document's tokens do not hold exactly its bytes.
     """
-    done = folder / f"{number}.json"
+    done = folder / str(number)
     if done.exists():
-        found: dict[str, dict[str, int]] = json.loads(done.read_text(encoding="utf-8"))
+        found: dict[str, dict[str, int]] = json.loads((done / COUNTS).read_text(encoding="utf-8"))
         return found
-    bucket = gather(slices, number, n_buckets, cfg)
+    # A process is a core's worth: threads for a few words cost more than they bring.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    with at_once(done) as part:
+        counts = _write(gather(slices, number, n_buckets, cfg), tokenizer, dtype, part)
+        write_json(part / COUNTS, counts)
+    return counts
+
+
+def _write(bucket: Bucket, tokenizer: Tokenizer, dtype: str, folder: Path) -> dict[str, dict[str, int]]:
     bos = np.array([tokenizer.bos_id], dtype=dtype).tobytes()
     counts = {}
     for split, name in enumerate(SPLITS):
@@ -130,7 +150,7 @@ def tokenize(
         table = np.empty(len(chosen), dtype=PART)
         table["domain"] = bucket.domains[chosen]
         n_bytes = 0
-        with (folder / f"{number}.{name}.bin").open("wb") as file:
+        with (folder / f"{name}.bin").open("wb") as file:
             for place, document in enumerate(chosen):
                 raw = bucket.texts[document]
                 ids = tokenizer.encode(raw.decode())
@@ -142,7 +162,6 @@ def tokenize(
                 file.write(bos + ids.astype(dtype).tobytes())
                 table["tokens"][place] = 1 + len(ids)
                 n_bytes += len(raw)
-        np.save(folder / f"{number}.{name}.npy", table)
+        np.save(folder / f"{name}.npy", table)
         counts[name] = {"documents": len(chosen), "tokens": int(table["tokens"].sum()), "bytes": n_bytes}
-    write_json(done, counts)
     return counts

@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import logging
 import multiprocessing
+import multiprocessing.connection
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -45,6 +47,14 @@ _task: tuple[Callable[..., Any], tuple[Any, ...]]  # of a worker process
 def _begin(work: Callable[..., Any], shared: tuple[Any, ...]) -> None:
     global _task
     _task = work, shared
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A pool's workers outlive a parent that was killed, and would go on writing beside the next attempt."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 def _call(job: tuple[Any, ...]) -> Any:

@@ -125,6 +125,8 @@ class BestFit:
         if not plan.exists():
             log.info("packing %d documents of the %s split into rows of %d tokens", len(starts), split, seq_len + 1)
             made = best_fit(np.diff(np.append(starts, len(tokens))), seq_len + 1)
+            cropped = 1 - int(made[1].sum()) / max(1, len(tokens))
+            log.info("%.1f %% of the %s split's tokens are cropped from the ends of documents", 100 * cropped, split)
             _keep(plan, dict(zip(("documents", "taken", "first"), made, strict=True)))
         self._documents, self._taken, self._first = (
             np.load(plan / f"{name}.npy", mmap_mode="r").view(np.ndarray) for name in ("documents", "taken", "first")

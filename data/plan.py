@@ -10,14 +10,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from data.config import CorpusConfig
 from data.gather import Slice
 from data.jobs import bar, in_order
 from data.scatter import contribution_of_rows, reached, rows_within, scatter
 from data.sources import Unit, units
-from data.write import write_json
+from data.write import DOMAINS, sweep, write_json
 
 log = logging.getLogger(__name__)
+
+MAX_DOMAINS = int(np.iinfo(DOMAINS).max)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +64,7 @@ def _scatter(
     cfg: CorpusConfig, found: Sequence[Unit], work: Path, streaming: bool, processes: int, progress: bool
 ) -> list[dict[str, Any]]:
     """The records of units, in order; where a part of the corpus is asked for, of as many as it needs."""
+    sweep(work / "units")
     records: list[dict[str, Any]] = []
     n_documents = n_bytes = 0
     for limited in (True, False):
@@ -82,6 +87,12 @@ def _folder(work: Path, unit: Unit) -> Path:
 def _select(cfg: CorpusConfig, found: Sequence[Unit], records: Sequence[dict[str, Any]], work: Path) -> Plan:
     """What of the units belongs to the corpus."""
     domains = sorted({name for record in records for name in record.get("domains", ())})
+    if len(domains) > MAX_DOMAINS:
+        raise ValueError(
+            f"data.domain={cfg.domain}: this column has {len(domains):,} different values; want one with at most "
+            f"{MAX_DOMAINS:,}, such as the source of a document, or null"
+        )
+    place_of = {name: number for number, name in enumerate(domains)}
     slices: list[Slice] = []
     n_documents = n_bytes = source = empty = 0
     limited_documents = limited_bytes = 0
@@ -98,7 +109,7 @@ def _select(cfg: CorpusConfig, found: Sequence[Unit], records: Sequence[dict[str
             rows, size = kept, kept_bytes
             limited_documents, limited_bytes = limited_documents + rows, limited_bytes + size
         slices.append(
-            Slice(str(folder), record["runs"], unit.split, rows, tuple(map(domains.index, record["domains"])))
+            Slice(str(folder), record["runs"], unit.split, rows, tuple(place_of[name] for name in record["domains"]))
         )
         n_documents, n_bytes, empty = n_documents + rows, n_bytes + size, empty + record["empty"]
         source = (source + part) % 2**256

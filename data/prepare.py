@@ -19,18 +19,19 @@ import logging
 import platform
 import shutil
 import sys
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from data.config import BpeConfig, CorpusConfig, HfConfig, TokenizerConfig
 from data.corpus import SPLITS
-from data.gather import BUCKET_BYTES, tokenize, train_texts
+from data.gather import n_buckets_of, tokenize, train_texts
 from data.jobs import bar, in_order, locked
 from data.plan import Plan, make_plan
 from data.sources import units
 from data.tokenizers import Tokenizer, build_tokenizer, load_tokenizer
-from data.write import assemble, publish, write_json
+from data.write import assemble, at_once, publish, sweep, write_json
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +80,10 @@ def prepare(
     try:
         with locked(work):
             if (found := find(cache, request)) is None:
+                # Before terabytes of text are read: a tokenizer that cannot be had.
+                ready = _kept(tokenizer_cfg, work / "tokenizer") if isinstance(tokenizer_cfg, HfConfig) else None
                 plan = make_plan(data_cfg, work, streaming=streaming, processes=processes, progress=progress)
-                found = _tokenized(data_cfg, tokenizer_cfg, plan, cache, work, processes, progress)
+                found = _tokenized(data_cfg, tokenizer_cfg, ready, plan, cache, work, processes, progress)
                 (found / "requests").mkdir(exist_ok=True)
                 write_json(found / "requests" / f"{_hash(request)}.json", request)
             shutil.rmtree(work, ignore_errors=True)
@@ -124,18 +127,18 @@ def _hash(value: Any) -> str:
 def _tokenized(
     data_cfg: CorpusConfig,
     tokenizer_cfg: TokenizerConfig,
+    tokenizer: Tokenizer | None,
     plan: Plan,
     cache: Path,
     work: Path,
     processes: int,
     progress: bool,
 ) -> Path:
-    """The prepared folder of a plan, made in ``work`` if it is not there under its final name."""
-    n_buckets = -(-plan.n_bytes // BUCKET_BYTES)
-    tokenizer = None
+    """The prepared folder of a plan, made in ``work`` if it is not there under its final name. ``tokenizer`` is None if it
+    depends on the texts."""
+    n_buckets = n_buckets_of(plan.n_bytes)
     kind = dataclasses.asdict(tokenizer_cfg)
-    if isinstance(tokenizer_cfg, HfConfig):  # known by what it holds, not by where it lies
-        tokenizer = _tokenizer(data_cfg, tokenizer_cfg, plan, n_buckets, work)
+    if tokenizer is not None:  # known by what it holds, not by where it lies
         kind = {"kind": tokenizer_cfg.kind, "fingerprint": tokenizer.fingerprint}
     settings: dict[str, Any] = {
         "format": FORMAT,
@@ -149,10 +152,14 @@ def _tokenized(
     if (final / MANIFEST).exists():
         return final
     if tokenizer is None:
-        tokenizer = _tokenizer(data_cfg, tokenizer_cfg, plan, n_buckets, work)
+        if isinstance(tokenizer_cfg, BpeConfig) and data_cfg.hub is not None and data_cfg.hub_split is None:
+            raise ValueError("tokenizer.kind=bpe: data.hub_split=null leaves nothing to train it on; use bytes or hf")
+        texts = train_texts(plan.slices, n_buckets, data_cfg, TRAINING_BYTES)
+        tokenizer = _kept(tokenizer_cfg, work / f"tokenizer-{plan.source[:16]}", texts)
     dtype = "<u2" if tokenizer.vocab_size <= 2**16 else "<u4"
     parts = work / f"parts-{fingerprint}-{n_buckets}"
     parts.mkdir(exist_ok=True)
+    sweep(parts)
     shared = (plan.slices, n_buckets, data_cfg, tokenizer, dtype, parts)
     jobs = [(number,) for number in range(n_buckets)]
     counts = list(in_order(tokenize, shared, jobs, processes, bar("tokens", n_buckets, progress)))
@@ -188,21 +195,13 @@ def _tokenized(
     return final
 
 
-def _tokenizer(
-    data_cfg: CorpusConfig, tokenizer_cfg: TokenizerConfig, plan: Plan, n_buckets: int, work: Path
-) -> Tokenizer:
-    """Made once: a restart finds it."""
-    folder = work / f"tokenizer-{plan.source[:16]}"
+def _kept(cfg: TokenizerConfig, folder: Path, texts: Iterable[str] = ()) -> Tokenizer:
+    """A tokenizer that is made once: a restart finds it in ``folder``."""
     if folder.exists():
-        return load_tokenizer(tokenizer_cfg, folder)
-    if isinstance(tokenizer_cfg, BpeConfig) and data_cfg.hub is not None and data_cfg.hub_split is None:
-        raise ValueError("tokenizer.kind=bpe: data.hub_split=null leaves nothing to train it on; use bytes or hf")
-    tokenizer = build_tokenizer(tokenizer_cfg, train_texts(plan.slices, n_buckets, data_cfg, TRAINING_BYTES))
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    tokenizer.save(temporary)
-    temporary.rename(folder)
+        return load_tokenizer(cfg, folder)
+    tokenizer = build_tokenizer(cfg, texts)
+    with at_once(folder) as new:
+        tokenizer.save(new)
     return tokenizer
 
 

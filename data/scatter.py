@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from data.config import CorpusConfig
 from data.corpus import digest
 from data.sources import Unit, read
-from data.write import write_json
+from data.write import at_once, write_json
 
 RUN_BYTES = 1 << 28
 """Text that a process holds before it writes a run."""
@@ -37,37 +36,36 @@ INDEX = np.dtype(
 
 
 def scatter(cfg: CorpusConfig, streaming: bool, unit: Unit, folder: Path) -> dict[str, Any]:
-    """Writes a unit's runs into ``folder`` and returns its record, which is also put there, last: a folder with a record
-    of the same stamp is whole.
+    """Makes ``folder`` with a unit's runs and its record, which is also returned. A folder whose record has the unit's stamp
+    is not made again.
 
     The record: ``stamp``, ``documents``, ``empty`` (skipped), ``bytes``, ``runs``, ``domains`` (names) and ``source``
     (hex sum of hashes of the documents). Raises what ``data.sources.read`` raises.
     """
     if (done := record(folder, unit)) is not None:
         return done
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    writer = _Runs(folder, unit.split)
-    empty = 0
-    for document in read(cfg, unit, streaming=streaming):
-        if not document.text.strip():
-            empty += 1
-            continue
-        writer.add(document.text, document.domain)
-        # More than the limit cannot be needed; which of the last ones are is known when all units are.
-        if unit.limited and reached(cfg, writer.documents, writer.bytes):
-            break
-    writer.flush()
-    found = {
-        "stamp": unit.stamp,
-        "documents": writer.documents,
-        "empty": empty,
-        "bytes": writer.bytes,
-        "runs": writer.runs,
-        "domains": writer.domains,
-        "source": f"{writer.source:x}",
-    }
-    write_json(folder / "unit.json", found)
+    with at_once(folder) as part:
+        writer = _Runs(part, unit.split)
+        empty = 0
+        for document in read(cfg, unit, streaming=streaming):
+            if not document.text.strip():
+                empty += 1
+                continue
+            writer.add(document.text, document.domain)
+            # More than the limit cannot be needed; which of the last ones are is known when all units are.
+            if unit.limited and reached(cfg, writer.documents, writer.bytes):
+                break
+        writer.flush()
+        found = {
+            "stamp": unit.stamp,
+            "documents": writer.documents,
+            "empty": empty,
+            "bytes": writer.bytes,
+            "runs": writer.runs,
+            "domains": list(writer.domains),
+            "source": f"{writer.source:x}",
+        }
+        write_json(part / "unit.json", found)
     return found
 
 
@@ -101,7 +99,7 @@ class _Runs:
     def __init__(self, folder: Path, split: str | None) -> None:
         self.folder, self.split = folder, split
         self.documents = self.bytes = self.runs = self.source = 0
-        self.domains: list[str] = []
+        self.domains: dict[str, int] = {}
         self._texts: list[bytes] = []
         self._digests: list[bytes] = []
         self._domains: list[int] = []
@@ -110,11 +108,9 @@ class _Runs:
     def add(self, text: str, domain: str | None) -> None:
         text_digest, raw = digest(text), text.encode()
         self.source = (self.source + contribution(text_digest, domain, self.split)) % 2**256
-        if domain is not None and domain not in self.domains:
-            self.domains.append(domain)
         self._texts.append(raw)
         self._digests.append(text_digest)
-        self._domains.append(-1 if domain is None else self.domains.index(domain))
+        self._domains.append(-1 if domain is None else self.domains.setdefault(domain, len(self.domains)))
         self.documents += 1
         self.bytes += len(raw)
         self._held += len(raw)

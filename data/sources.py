@@ -129,6 +129,8 @@ def column(row: Any, name: str) -> Any:
 
 def make_document(cfg: CorpusConfig, name: str, row: Any) -> Document:
     """A row as a document; a missing (null) text is an empty one. Raises ValueError without naming the row."""
+    if not isinstance(row, dict):  # a list of rows must not become one document
+        raise ValueError(f"a row must be an object with columns, not {type(row).__name__}")
     text = _joined(column(row, cfg.text), cfg)
     text.encode()  # a JSON escape can hold half of a surrogate pair, which is no text: UnicodeEncodeError, a ValueError
     if cfg.domain is None:
@@ -175,8 +177,41 @@ def _open_lines(file: Path) -> IO[bytes]:
         return gzip.open(file, "rb")  # type: ignore[return-value]
     if file.suffix == ".zst":
         zstandard = library("zstandard", str(file))
-        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file.open("rb"), read_across_frames=True))
+        return io.BufferedReader(_Chunks(_unpacked(file, zstandard.ZstdDecompressor())), 1 << 20)
     return file.open("rb")
+
+
+def _unpacked(file: Path, library: Any) -> Iterator[bytes]:
+    """Of all frames. Raises EOFError if the last one is torn, which the library's own reader takes for the end."""
+    frame = None
+    with file.open("rb") as packed:
+        while chunk := packed.read(1 << 17):
+            while chunk:
+                frame = frame or library.decompressobj()
+                yield frame.decompress(chunk)
+                chunk = frame.unused_data if frame.eof else b""
+                frame = None if frame.eof else frame
+    if frame is not None:
+        raise EOFError("it ends in the middle of a frame")
+
+
+class _Chunks(io.RawIOBase):
+    """Pieces of bytes as a file to be read."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._held = chunks, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._held:
+            if (chunk := next(self._chunks, None)) is None:
+                return 0
+            self._held = memoryview(chunk)
+        n = min(len(buffer), len(self._held))
+        buffer[:n], self._held = self._held[:n], self._held[n:]
+        return n
 
 
 def _read_lines(cfg: CorpusConfig, file: Path) -> Iterator[Document]:

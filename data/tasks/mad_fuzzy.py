@@ -60,8 +60,8 @@ class MadFuzzyRecallConfig(TaskConfig):
 
     @property
     def _most_pairs(self) -> int:
-        """Pairs to draw, so that they fill a row: all but always, by six standard deviations of their length (else there
-        is more padding)."""
+        """Pairs to draw, so that they fill a row: all but always (else there is more padding): by six standard deviations
+        of their length, were no key drawn twice."""
         mean = (self.key_len + self.value_len) / 2 + 1
         deviation = ((self.key_len**2 + self.value_len**2 - 2) / 12) ** 0.5
         return min(
@@ -91,7 +91,7 @@ class MadFuzzyRecallConfig(TaskConfig):
         value_len = np.take_along_axis(value_len, first, axis=1)
         ends = np.cumsum(key_len + value_len, axis=1)
         # As many whole pairs as leave room for one more, which asks for one of them again.
-        n_pairs = np.count_nonzero(ends <= self.seq_len - width, axis=1)
+        n_pairs = np.minimum(np.count_nonzero(ends <= self.seq_len - width, axis=1), most - 1)
         row = np.arange(n)
         asked = rng.integers(n_pairs)
         for part in (keys, values, key_len, value_len, first):

@@ -18,11 +18,12 @@ import pytest
 import data.gather
 import data.prepare
 import data.scatter
-from data.config import BpeConfig, BytesConfig, CorpusConfig
+from data.config import BpeConfig, BytesConfig, CorpusConfig, HfConfig
 from data.corpus import SPLITS, digest, split_of
 from data.prepare import prepare
 from data.sources import documents
 from data.tokenizers import load_tokenizer
+from data.write import at_once, sweep
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,9 +46,16 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
 
+def alive(process: str) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def small_parts(monkeypatch: pytest.MonkeyPatch, run: int, bucket: int) -> None:
     monkeypatch.setattr(data.scatter, "RUN_BYTES", run)
-    monkeypatch.setattr(data.prepare, "BUCKET_BYTES", bucket)
+    monkeypatch.setattr(data.gather, "SMALL_BUCKET_BYTES", bucket)
 
 
 def test_order_and_domains_are_those_of_a_sort_in_memory(
@@ -118,7 +126,7 @@ import data.prepare, data.gather, data.scatter
 from data.config import *
 
 if __name__ == "__main__":
-    data.scatter.RUN_BYTES, data.prepare.BUCKET_BYTES = 5_000, 20_000
+    data.scatter.RUN_BYTES, data.gather.SMALL_BUCKET_BYTES = 5_000, 20_000
     calls, dies, at = [], sys.argv[1], int(sys.argv[2])
     for module, name in ((data.scatter, "digest"), (data.gather, "gather"), (data.prepare, "assemble"), (data.prepare, "publish")):
         def wrapped(*args, _whole=getattr(module, name), _name=name, **more):
@@ -158,8 +166,9 @@ def test_a_killed_preparation_goes_on_from_what_is_done(corpus: CorpusConfig, tm
 
 
 @pytest.mark.slow
-def test_killed_processes_lose_only_what_they_were_at(corpus: CorpusConfig, tmp_path: Path) -> None:
-    """The command itself, with two processes, all of them killed while they read."""
+@pytest.mark.parametrize("all_of_them", [True, False])
+def test_killed_processes_lose_only_what_they_were_at(corpus: CorpusConfig, tmp_path: Path, all_of_them: bool) -> None:
+    """The command itself, with two processes, all of them or the first alone killed while they read."""
     os.mkfifo(tmp_path / "2a.jsonl")  # a file that never comes to an end: the fourth of seven
     command = [
         sys.executable,
@@ -182,8 +191,15 @@ def test_killed_processes_lose_only_what_they_were_at(corpus: CorpusConfig, tmp_
             break
         signal.sigtimedwait([], 0.1)
     assert started.poll() is None, started.communicate()
-    os.killpg(started.pid, signal.SIGKILL)
+    workers = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
+    assert len(workers) >= 2
+    (os.killpg if all_of_them else os.kill)(started.pid, signal.SIGKILL)
     started.wait()
+    for _ in range(100):  # a worker that lived on would write beside the next attempt
+        if not any(alive(worker) for worker in workers):
+            break
+        signal.sigtimedwait([], 0.1)
+    assert not any(alive(worker) for worker in workers)
     done = {file.parent.name: file.stat().st_mtime_ns for file in records()}
     assert len(done) >= 5 and "3" not in done
     (tmp_path / "2a.jsonl").unlink()
@@ -251,3 +267,46 @@ def test_a_tokenizer_that_loses_bytes_is_refused(
     monkeypatch.setattr(BytesTokenizer, "encode", lambda self, text: np.frombuffer(text.encode()[:-1], dtype=np.uint8))
     with pytest.raises(ValueError, match=r"a document of \d+ bytes became tokens of \d+ bytes"):
         prepare(corpus, BytesConfig(), tmp_path / "cache")
+
+
+def test_too_many_domains_are_refused(tmp_path: Path) -> None:
+    """Their numbers are 16 bits wide."""
+    file = tmp_path / "many.jsonl"
+    file.write_text("".join(json.dumps({"text": f"text {n}", "url": str(n)}) + "\n" for n in range(32_768)))
+    cfg = CorpusConfig(name="mine", paths=[str(file)], domain="url")
+    with pytest.raises(ValueError, match=r"data\.domain=url: this column has 32,768 different values; want .* 32,767"):
+        prepare(cfg, BytesConfig(), tmp_path / "cache")
+
+
+def test_a_tokenizer_that_cannot_be_had_is_said_before_texts_are_read(
+    corpus: CorpusConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    monkeypatch.setattr(data.scatter, "read", lambda *_, **__: pytest.fail("texts were read"))
+    with pytest.raises(ValueError, match=r"tokenizer\.path=.*: is no tokenizer\.json"):
+        prepare(corpus, HfConfig(path=str(tmp_path / "tokenizer.json")), tmp_path / "cache")
+
+
+def test_two_makers_of_a_folder_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one that should be dead goes on writing does not reach the other's."""
+    folder = tmp_path / "part"
+    with at_once(folder) as late:
+        (late / "a").write_text("half")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: 1)
+            with at_once(folder) as other:
+                (other / "a").write_text("whole")
+        assert contents(folder) == {"a": b"whole"}
+        (late / "a").write_text("whole, late")
+    assert contents(folder) == {"a": b"whole, late"} and [path.name for path in tmp_path.glob(".part*")] == []
+    with pytest.raises(RuntimeError), at_once(folder) as failed:
+        (failed / "a").write_text("half")
+        raise RuntimeError
+    assert contents(folder) == {"a": b"whole, late"}
+    sweep(tmp_path)
+    assert not list(tmp_path.glob(".part*"))
+
+
+def test_small_corpora_have_work_for_all_and_large_ones_few_buckets() -> None:
+    sizes = {1: 1, 60_000_000: 15, 10**9: 64, 128 * 10**9: 954}
+    assert {size: data.gather.n_buckets_of(size) for size in sizes} == sizes

@@ -90,6 +90,31 @@ def test_a_torn_file_is_named(tmp_path: Path, kind: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("frames", [1, 5])
+def test_a_torn_zst_is_not_taken_for_a_short_one(tmp_path: Path, frames: int) -> None:
+    """A cut at the end of a line or of a block leaves no broken line behind: the frame itself must be asked."""
+    zstandard = pytest.importorskip("zstandard")
+    lines = [json.dumps({"text": f"document {number} {'x' * (number % 50)}"}) + "\n" for number in range(500)]
+    parts = ["".join(lines[len(lines) * i // frames : len(lines) * (i + 1) // frames]) for i in range(frames)]
+    packed = [zstandard.ZstdCompressor().compress(part.encode()) for part in parts]
+    skipped = b"\x50\x2a\x4d\x18\x04\x00\x00\x00\x00\x00\x00\x00"  # a frame without content, as pzstd writes it
+    file = tmp_path / "a.jsonl.zst"
+    cfg = CorpusConfig(name="mine", paths=[str(file)])
+    file.write_bytes(b"".join(skipped + frame for frame in packed))
+    assert [json.dumps({"text": document.text}) + "\n" for document in documents(cfg)] == lines
+    for lost in (1, 5, len(packed[-1]) - 3):
+        file.write_bytes(b"".join(packed)[:-lost])
+        with pytest.raises(ValueError, match=r"a\.jsonl\.zst, after line \d+: cannot be unpacked .*middle of a frame"):
+            documents(cfg)
+
+
+def test_an_array_of_rows_is_not_one_document(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps([{"text": "a"}, {"text": "b"}]) + "\n")
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 1: .*an object with columns, not list"):
+        documents(CorpusConfig(name="mine", paths=[str(file)]))
+
+
 def test_many_files_share_units_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(25):
         (tmp_path / f"{number:02}.txt").write_text(str(number))
