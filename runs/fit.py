@@ -18,7 +18,7 @@ from runs.folder import RunFolder
 from runs.identity import Identity
 from runs.progress import Progress
 from runs.schema import Config
-from runs.steps import StepEnd
+from runs.steps import StepEnd, handlers_put_back
 from runs.wandb_sink import NoSink
 
 
@@ -89,5 +89,6 @@ def fit(
         limit_val_batches=0,
     )
     module = TrainingModule(model, config, dataset)
-    trainer.fit(module, ckpt_path=str(checkpoint) if checkpoint else None, weights_only=False)
+    with handlers_put_back():
+        trainer.fit(module, ckpt_path=str(checkpoint) if checkpoint else None, weights_only=False)
     return step_end

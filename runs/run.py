@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import hashlib
 import logging
 import os
@@ -66,6 +67,9 @@ def run(cfg: DictConfig) -> None:
             _lead(cfg, config, me, folder)
     finally:
         folder.release()
+        # Trainer, model and data hold each other, and hold arrays, of which Python's own collector does not know how large
+        # they are: a study of many runs in one process would keep them all.
+        gc.collect()
 
 
 def _refuse_unprepared(config: Config) -> None:

@@ -11,6 +11,7 @@ import itertools
 import logging
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,19 @@ def _whole_weights(trainer: L.Trainer) -> contextlib.AbstractContextManager[Any]
     return contextlib.nullcontext()
 
 
+@contextlib.contextmanager
+def handlers_put_back() -> Iterator[None]:
+    """Ends with the signal handlers of its start. Not a callback's work: Lightning puts back what it found before it tears
+    the callbacks down, and one that put Lightning's back would have SIGTERM ignored, and the trainer kept, ever after."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # None: not set from Python
+                signal.signal(number, handler)
+
+
 class StepEnd(Callback):
     """The only callback that writes. ``folder`` and ``sink`` are None in processes other than the first."""
 
@@ -68,7 +82,6 @@ class StepEnd(Callback):
         self._clock = 0.0
         self._saved = -1
         self._window = (0, 0.0)  # step and seconds at the last row
-        self._handlers: dict[int, Any] = {}
 
     # ---- signals: a handler only sets a flag ----
 
@@ -82,15 +95,10 @@ class StepEnd(Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Install the handlers after Lightning and a launcher have set theirs."""
         for number in SIGNALS:
-            self._handlers[number] = signal.signal(number, self._on_signal)
+            signal.signal(number, self._on_signal)
         self._saved = trainer.global_step
         self._window = (trainer.global_step, self.seconds)
         self._clock = time.perf_counter()
-
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers.clear()
 
     # ---- the end of a step ----
 
