@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from data.config import DATA
@@ -57,6 +58,15 @@ def right(batch: Batch, predicted_BT: Tensor) -> Tensor:
     return (batch.answers_BT.to(predicted_BT.device) >> predicted_BT) & 1 == 1
 
 
+def total_variation(probabilities_NV: Tensor, answers_N: Tensor) -> Tensor:
+    """(N,) in [0, 1]: half the sum of absolute differences from the distribution that ``answers_BT`` describes. Means
+    something where there is an answer."""
+    tokens_V = torch.arange(probabilities_NV.shape[-1], device=answers_N.device)
+    allowed_NV = ((answers_N[:, None] >> tokens_V) & 1).to(probabilities_NV.dtype)
+    true_NV = allowed_NV / allowed_NV.sum(-1, keepdim=True).clamp(min=1)
+    return (probabilities_NV - true_NV).abs().sum(-1) / 2
+
+
 class Score(Protocol):
     """Adds up an evaluation, batch by batch, in any order; each kind of data set has its own."""
 
@@ -64,9 +74,10 @@ class Score(Protocol):
     def graded(self) -> int:
         """Targets that were scored so far."""
 
-    def add(self, batch: Batch, nats_BT: Any, correct_BT: Any) -> None:
-        """A batch's -log p of each target in nats (of a continuous task: squared errors) and whether the likeliest token
-        is ``right`` (of a continuous task: not read). What is not graded is left out, whatever stands there."""
+    def add(self, batch: Batch, nats_BT: Any, correct_BT: Any, variation_BT: Any = None) -> None:
+        """A batch's -log p of each target in nats (of a continuous task: squared errors), whether the likeliest token is
+        ``right`` (of a continuous task: not read) and, where the batch has ``answers_BT``, the ``total_variation``. What is not
+        graded is left out, whatever stands there."""
 
     def metrics(self) -> dict[str, float]:
         """The figures by name, ``loss`` always among them. Raises ValueError if nothing was scored."""

@@ -35,7 +35,7 @@ class TextScore:
         self.document_nats = np.zeros(n_documents)
         self.document_bytes = np.zeros(n_documents, dtype=np.int64)
 
-    def add(self, batch: Any, nats_BT: Any, correct_BT: Any) -> None:
+    def add(self, batch: Any, nats_BT: Any, correct_BT: Any, variation_BT: Any = None) -> None:
         """Positions whose target is -100 are left out, whatever stands there."""
         targets = _array(batch.targets_BT)
         graded = targets != -100

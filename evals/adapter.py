@@ -1,4 +1,5 @@
-"""lm-eval's view of a model: log-likelihoods, rolling log-likelihoods and greedy generation, in the deployed mode.
+"""lm-eval's view of a model: log-likelihoods, rolling log-likelihoods and greedy generation, in the deployed mode; of
+another mode the log-likelihoods.
 
 Nothing here depends on how requests are put together into batches. Rows that are read in one pass are padded at their
 ends, which no causal model can see; what a state is carried on from is never padded. Where many continuations share a
@@ -31,9 +32,18 @@ Tokens = tuple[int, ...]
 
 class Adapter(TemplateLM):
     """A subject as lm-eval wants it. ``max_length``: tokens that the model is fed at most; contexts are cut at their
-    left. ``max_gen_toks``: of tasks that do not say. ``bos``: contexts begin with BOS, as documents do in training."""
+    left. ``max_gen_toks``: of tasks that do not say. ``bos``: contexts begin with BOS, as documents do in training.
+    ``mode``: one of the model's; None is the deployed one, and no other generates."""
 
-    def __init__(self, subject: Subject, *, max_length: int, max_gen_toks: int = 48, bos: bool = True):
+    def __init__(
+        self,
+        subject: Subject,
+        *,
+        max_length: int,
+        max_gen_toks: int = 48,
+        bos: bool = True,
+        mode: str | None = None,
+    ):
         super().__init__()
         tokenizer = subject.dataset.tokenizer
         if tokenizer is None:
@@ -42,7 +52,8 @@ class Adapter(TemplateLM):
             )
         self.subject, self.model, self.text = subject, subject.model, tokenizer
         self.max_length, self.max_gen_toks, self.bos = max_length, max_gen_toks, bos
-        self.rows = subject.rows(subject.model.modes[0])
+        mode = mode or subject.model.modes[0]
+        self.deployed, self.rows = mode == subject.model.modes[0], subject.rows(mode)
         self.truncated = 0  # requests whose context was cut
 
     # ---- text and tokens ----
@@ -168,14 +179,15 @@ class Adapter(TemplateLM):
         """``contexts`` with the number of continuations of each, whose tokens ``afters`` holds in order."""
         # All but the last token of the shortest context is read once for each context; the rest with each continuation.
         common = min(len(before) for before, _ in contexts) - 1
-        if all(n == 1 for _, n in contexts):
+        if all(n == 1 for _, n in contexts) or not self.deployed:  # only the deployed model has a state
             common = 0
         befores = [before for before, n in contexts for _ in range(n)]
         fed = [(before[common:] + after)[:-1] for before, after in zip(befores, afters, strict=True)]
         with autocast(self.subject.device, self.subject.config.precision):
             inputs_BT = self._padded(fed)
             if common == 0:
-                features_BTD = self.model.deployed_features(inputs_BT)
+                read = self.model.deployed_features if self.deployed else self.model.features
+                features_BTD = read(inputs_BT)
             else:
                 state = self.model.init_state(len(contexts), common + inputs_BT.shape[1])
                 _, state = self.model.read(self._padded([c[:common] for c, _ in contexts]), state, donate_state=True)

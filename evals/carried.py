@@ -27,22 +27,61 @@ def long_dataset(subject: Subject, length: int) -> Dataset:
 
 @torch.no_grad()
 def nats_of(subject: Subject, batch: Batch, mode: str, chunk: int) -> Tensor:
-    """(B, T) nats of a batch of long sequences on the CPU. Read ``chunk`` tokens at a time with carried state; in another
-    mode than the deployed one in a single pass, since only the deployed model has a state."""
-    model = subject.model
+    """(B, T) nats of a batch of long sequences on the CPU. Read about ``chunk`` tokens at a time with carried state; in
+    another mode than the deployed one in a single pass, since only the deployed model has a state."""
+    model, precision = subject.model, subject.config.precision
+    if mode != model.modes[0]:
+        with autocast(subject.device, precision):
+            return model.grade(to_device(batch, subject.device), mode).nats_BT.float().cpu()
+    rows, steps = batch.inputs_BT.shape
+    pieces = _pieces(steps, chunk, batch.segment_ids_BT)
+    if rows > 1 and max(b - a for a, b in pieces) > chunk:  # fewer rows have fewer borders in the way
+        halves = (slice(rows // 2), slice(rows // 2, None))
+        return torch.cat([nats_of(subject, _rows(batch, half), mode, chunk) for half in halves])
     batch = to_device(batch, subject.device)
-    with autocast(subject.device, subject.config.precision):
-        if mode != model.modes[0]:
-            return model.grade(batch, mode).nats_BT.float().cpu()
-        rows, steps = batch.inputs_BT.shape
+    with autocast(subject.device, precision):
         state = model.init_state(rows, steps)
         parts = []
-        for begin in range(0, steps, chunk):
-            part = slice(begin, begin + chunk)
-            features_BTD, state = model.read(batch.inputs_BT[:, part], state, donate_state=True)
+        for begin, end in pieces:
+            part = slice(begin, end)
+            segments = None if batch.segment_ids_BT is None else batch.segment_ids_BT[:, part]
+            features_BTD, state = model.read(
+                batch.inputs_BT[:, part], state, segment_ids_BT=segments, donate_state=True
+            )
             targets_BT = batch.targets_BT[:, part]
             parts.append(model.graded(features_BTD, batch._replace(targets_BT=targets_BT, answers_BT=None)).nats_BT)
-        return torch.cat(parts, dim=1).float().cpu()
+    return torch.cat(parts, dim=1).float().cpu()
+
+
+def _pieces(steps: int, chunk: int, segment_ids_BT: Tensor | None) -> list[tuple[int, int]]:
+    """(begin, end) of the pieces that ``steps`` tokens are read in: of ``chunk`` tokens each, but no piece begins where some
+    row's document does, since a state that is carried on belongs to the document of the next column. A piece is then
+    shorter; longer only where the next ``chunk`` columns offer no other place."""
+    free = np.ones(steps + 1, dtype=bool)  # may a piece end before this column?
+    if segment_ids_BT is not None:
+        free[1:-1] = (segment_ids_BT[:, 1:] == segment_ids_BT[:, :-1]).all(dim=0).cpu().numpy()
+    pieces, begin = [], 0
+    while begin < steps:
+        ends = np.flatnonzero(free[begin + 1 :]) + begin + 1
+        near = ends[ends <= begin + chunk]
+        end = int(near[-1] if len(near) else ends[0])
+        pieces.append((begin, end))
+        begin = end
+    return pieces
+
+
+def _rows(batch: Batch, rows: slice | Tensor) -> Batch:
+    """Some rows of a batch of text."""
+
+    def pick(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor[rows]
+
+    return batch._replace(
+        inputs_BT=batch.inputs_BT[rows],
+        targets_BT=batch.targets_BT[rows],
+        segment_ids_BT=pick(batch.segment_ids_BT),
+        document_BT=pick(batch.document_BT),
+    )
 
 
 def sequences(dataset: Dataset, split: str, rows: int, count: int) -> Iterator[Batch]:
@@ -53,9 +92,7 @@ def sequences(dataset: Dataset, split: str, rows: int, count: int) -> Iterator[B
         whole = (batch.document_BT >= 0).all(dim=1)
         take = whole.nonzero()[:left, 0]
         if len(take):
-            yield batch._replace(
-                inputs_BT=batch.inputs_BT[take], targets_BT=batch.targets_BT[take], document_BT=batch.document_BT[take]
-            )
+            yield _rows(batch, take)
         left -= len(take)
         if left <= 0:
             return

@@ -2,8 +2,9 @@
 
 Options of multiple-choice tasks are scored in two ways, and both are named: ``acc_per_token`` divides an option's
 log-likelihood by its tokens (MesaNet, arXiv 2506.05233, appendix), ``acc``, ``acc_norm`` and the like are lm-eval's own.
-Every model is scored in its deployed mode. Tasks come from the hub when they are first run; those of ``include_path``
-come from wherever their YAML says.
+Every model is scored in its deployed mode; beside it a two-pass model is scored teacher-forced in the tasks that ask for
+likelihoods, not in those that it answers by generating. Tasks come from the hub when they are first run; those of
+``include_path`` come from wherever their YAML says.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class DownstreamConfig:
 @suite("downstream", DownstreamConfig)
 def evaluate(subject: Subject, config: DownstreamConfig, parts: Parts) -> Result:
     """Metrics: ``<task>/<metric>`` (with several numbers of examples ``<task>/shots=<n>/<metric>`` and, over their draws,
-    ``..._std``); means over a group's tasks ``<group>/per_token`` and ``<group>/lm_eval``. Tables: each document's score.
+    ``..._std``); means over a group's tasks ``<group>/per_token`` and ``<group>/lm_eval``; ``<mode>/...`` in other modes
+    than the deployed one. Tables: each document's score.
 
     Raises ValueError where lm-eval is missing or does not know a task, RuntimeError where tasks failed: those that did
     not are kept, and the same command goes on from there.
@@ -76,40 +78,57 @@ def evaluate(subject: Subject, config: DownstreamConfig, parts: Parts) -> Result
         from evals.adapter import Adapter
     except ModuleNotFoundError as error:
         raise ValueError(f"suite=[downstream]: needs lm-eval ({error}); pip install 'isomix[eval]'") from None
-    adapter = Adapter(subject, max_length=length, max_gen_toks=config.max_gen_toks, bos=config.bos)
+    manager = known_tasks([entry.task for _, entry in config.entries()], config.include_path)
+    for mode in subject.model.modes:
+        adapter = Adapter(subject, max_length=length, max_gen_toks=config.max_gen_toks, bos=config.bos, mode=mode)
+        _in_mode(adapter, manager, config, parts, result, "" if adapter.deployed else f"{mode}/")
+    return result
+
+
+def _in_mode(
+    adapter: Adapter, manager: Any, config: DownstreamConfig, parts: Parts, result: Result, prefix: str
+) -> None:
+    """Puts all tasks into the result, ``prefix`` before each name."""
     entries = config.entries()
-    manager = known_tasks([entry.task for _, entry in entries], config.include_path)
     failed: list[str] = []
     means: dict[str, dict[str, list[float]]] = {}
+    lacking: set[str] = set()  # groups without one of their tasks
     for group, entry in entries:
+        task = f"{prefix}{entry.task}"
         shots: Sequence[int | None] = (
             entry.shots if config.num_fewshot is None and entry.shots else [config.num_fewshot]
         )
         for n in shots:
             try:
                 runs = [
-                    parts(f"{entry.task}/{n}/{draw}", partial(run, adapter, manager, entry, n, draw, config))
+                    parts(f"{task}/{n}/{draw}", partial(run, adapter, manager, entry, n, draw, config))
                     for draw in range(entry.prefixes if n else 1)
                 ]
             except Exception as error:  # noqa: BLE001 - the hub, data sets and tasks have errors of their own
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
                 if entry.optional:
-                    result.metrics[entry.task] = None
-                    result.reasons[entry.task] = f"left out of the mean, its data cannot be had ({reason})"
+                    result.metrics[task] = None
+                    result.reasons[task] = f"left out of the mean, its data cannot be had ({reason})"
                 else:
-                    failed.append(f"{entry.task} ({reason})")
+                    failed.append(f"{task} ({reason})")
                 break
             slice_name = f"/shots={n}" if entry.shots else ""
-            scores = _collect(result, runs, slice_name, entry.metric)
+            where_name = "/".join(filter(None, (group, entry.part))) + slice_name
+            if not all(runs):
+                result.metrics[task] = None
+                result.reasons[task] = "its answers are generated, which is the deployed model's alone"
+                lacking.add(where_name)
+                continue
+            scores = _collect(result, runs, slice_name, entry.metric, prefix)
             if group:
-                where = means.setdefault("/".join(filter(None, (group, entry.part))) + slice_name, {})
+                where = means.setdefault(where_name, {})
                 for name, value in scores.items():
                     where.setdefault(name, []).append(value)
     if failed:
         raise RuntimeError(f"{len(failed)} of {len(entries)} tasks failed, the others are kept: {'; '.join(failed)}")
     for where_name, found in means.items():
-        result.metrics |= {f"{where_name}/{name}": fmean(values) for name, values in found.items()}
-    return result
+        if where_name not in lacking:  # a mean over other tasks than the deployed model's says nothing beside it
+            result.metrics |= {f"{prefix}{where_name}/{name}": fmean(values) for name, values in found.items()}
 
 
 def known_tasks(names: list[str], include_path: str | None) -> Any:
@@ -133,10 +152,13 @@ def run(
     adapter: Adapter, manager: Any, entry: Entry, shots: int | None, draw: int, config: DownstreamConfig
 ) -> dict[str, Any]:
     """One task, or all those of a group of lm-eval: name -> ``metrics``, ``documents`` (each one's score,
-    where a metric is a mean of such), ``n``; ``truncated`` stands with the first."""
+    where a metric is a mean of such), ``n``; ``truncated`` stands with the first. {} for tasks of which one generates, in
+    another mode than the deployed one."""
     from lm_eval import simple_evaluate
 
     tasks = manager.load([entry.task])["tasks"]
+    if not adapter.deployed and any(task.OUTPUT_TYPE == "generate_until" for task in tasks.values()):
+        return {}
     cut = adapter.truncated
     found = simple_evaluate(
         model=adapter,
@@ -190,21 +212,23 @@ def _per_token(adapter: Adapter, task: Any, sample: dict[str, Any]) -> dict[str,
     return graded
 
 
-def _collect(result: Result, runs: list[dict[str, Any]], slice_name: str, metric: str | None) -> dict[str, float]:
+def _collect(
+    result: Result, runs: list[dict[str, Any]], slice_name: str, metric: str | None, prefix: str
+) -> dict[str, float]:
     """Puts the draws of one entry into the result. Returns its two scores: means over draws and over its tasks."""
     scores: dict[str, list[float]] = {"per_token": [], "lm_eval": []}
     for name in runs[0]:
         draws = [one[name] for one in runs]
         for found in draws[0]["metrics"]:
             values = [draw["metrics"][found] for draw in draws]
-            result.metrics[f"{name}{slice_name}/{found}"] = fmean(values)
+            result.metrics[f"{prefix}{name}{slice_name}/{found}"] = fmean(values)
             if len(values) > 1:
-                result.metrics[f"{name}{slice_name}/{found}_std"] = stdev(values)
+                result.metrics[f"{prefix}{name}{slice_name}/{found}_std"] = stdev(values)
         main = metric or next(iter(draws[0]["metrics"]))
         if main not in draws[0]["metrics"]:
             raise ValueError(f"{name}: lm-eval reports {', '.join(draws[0]['metrics'])}, and not {main}")
         per_token = next((found for found in draws[0]["metrics"] if found.endswith("_per_token")), main)
         scores["lm_eval"].append(fmean(draw["metrics"][main] for draw in draws))
         scores["per_token"].append(fmean(draw["metrics"][per_token] for draw in draws))
-        result.tables[f"{name}{slice_name}"] = draws
+        result.tables[f"{prefix}{name}{slice_name}"] = draws
     return {way: fmean(values) for way, values in scores.items()}

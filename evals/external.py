@@ -131,8 +131,7 @@ class External(LanguageModel):
 
     def features(self, tokens_BT: Tensor, segment_ids_BT: Tensor | None = None) -> Tensor:
         """(B, T, D), or (B, T, vocabulary) logits. Raises ValueError for documents that must not see each other."""
-        if segment_ids_BT is not None:
-            raise ValueError("external.data: its documents are packed with a reset, which this model cannot do")
+        _refuse(segment_ids_BT)
         return self._run(tokens_BT, use_cache=False)[0]
 
     def logits(self, features: Tensor) -> Tensor:
@@ -144,7 +143,16 @@ class External(LanguageModel):
         device = next(self.parameters()).device
         return LMState([{"tokens_BT": torch.zeros(batch_size, 0, dtype=torch.int64, device=device)}], 0)
 
-    def read(self, tokens_BT: Tensor, state: LMState, *, donate_state: bool = False) -> tuple[Tensor, LMState]:
+    def read(
+        self,
+        tokens_BT: Tensor,
+        state: LMState,
+        segment_ids_BT: Tensor | None = None,
+        *,
+        donate_state: bool = False,
+        assisted: bool = False,
+    ) -> tuple[Tensor, LMState]:
+        _refuse(segment_ids_BT)
         before_BT = state.layers[0]["tokens_BT"]
         whole_BT = torch.cat((before_BT, tokens_BT), dim=1)
         memo, self._memo = self._memo, None
@@ -172,6 +180,11 @@ class External(LanguageModel):
         if self.carries:
             kept = sum(tensor.nbytes for tensor in _tensors(self._run(tokens_BT, use_cache=True)[1]).values())
         return {"params": total, "params_non_embedding": total - sum(tables.values()), "state_bytes": kept}
+
+
+def _refuse(segment_ids_BT: Tensor | None) -> None:
+    if segment_ids_BT is not None:
+        raise ValueError("external.data: its documents are packed with a reset, which this model cannot do")
 
 
 def _tensors(node: Any) -> dict[int, Tensor]:

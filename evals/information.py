@@ -4,13 +4,16 @@ One fixed decoder for every mixer (in the published comparison it changed with t
 learning rate): the vector plus an embedding of the wanted position goes through a small bidirectional transformer, which
 tells each token. It is trained on a **frozen** encoder, the run's own weights, which shows what training for the next token
 keeps; and **end_to_end** with a fresh encoder of the same config, which shows what the mixer can keep.
+
+A two-pass model is scored as it is deployed, by its recurrence, and teacher-forced beside that. Frozen, each of the two has
+a decoder of its own; end to end the encoder is trained teacher-forced, as the model itself is, and one decoder reads both.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -75,7 +78,8 @@ class Decoder(nn.Module):
 @suite("information", InformationConfig)
 def evaluate(subject: Subject, config: InformationConfig, parts: Parts) -> Result:
     """Metrics ``nats/<way>/compute=<f>`` of the input's tokens, and ``retained/<way>/compute=<f>``, the share of the
-    unigram's nats that the vector takes away (0: nothing survives, 1: all)."""
+    unigram's nats that the vector takes away (0: nothing survives, 1: all); ``<mode>/nats/...`` in other modes than the
+    deployed one."""
     result = Result()
     if subject.dataset.tokenizer is None:
         raise ValueError(f"data.kind={subject.config.data.kind}: information needs a model of text")
@@ -87,17 +91,28 @@ def evaluate(subject: Subject, config: InformationConfig, parts: Parts) -> Resul
     unigram = parts("unigram", lambda: _unigram(subject, config, test_NT))
     result.metrics["nats/unigram"] = unigram
     for way in config.ways:
-        found = parts(way, lambda way=way: _train(subject, config, way, test_NT)[0])  # type: ignore[misc]
-        for fraction, nats in zip(config.fractions, found, strict=True):
-            result.metrics[f"nats/{way}/compute={fraction:g}"] = nats
-            result.metrics[f"retained/{way}/compute={fraction:g}"] = 1 - nats / unigram
+        found = parts(way, lambda way=way: _measured(subject, config, way, test_NT))  # type: ignore[misc]
+        for mode, by_fraction in found.items():
+            prefix = "" if mode == subject.model.modes[0] else f"{mode}/"
+            for fraction, nats in zip(config.fractions, by_fraction, strict=True):
+                result.metrics[f"{prefix}nats/{way}/compute={fraction:g}"] = nats
+                result.metrics[f"{prefix}retained/{way}/compute={fraction:g}"] = 1 - nats / unigram
     return result
+
+
+def _measured(subject: Subject, config: InformationConfig, way: str, test_NT: Tensor) -> dict[str, list[float]]:
+    """By mode, nats a token at each fraction of the steps."""
+    modes = subject.model.modes
+    if way == "end_to_end":
+        return _train(subject, config, way, modes, test_NT)[0]
+    return {mode: _train(subject, config, way, (mode,), test_NT)[0][mode] for mode in modes}
 
 
 def autoencoder(subject: Subject, config: InformationConfig) -> tuple[LanguageModel, float]:
     """A fresh encoder of the run's config, trained end to end, and the nats a token that are left."""
-    (nats,), encoder = _train(subject, replace(config, fractions=[1.0]), "end_to_end", _test(subject, config))
-    return encoder, nats
+    modes = subject.model.modes[:1]
+    found, encoder = _train(subject, replace(config, fractions=[1.0]), "end_to_end", modes, _test(subject, config))
+    return encoder, found[modes[0]][0]
 
 
 def _test(subject: Subject, config: InformationConfig) -> Tensor:
@@ -131,9 +146,11 @@ def _unigram(subject: Subject, config: InformationConfig, test_NT: Tensor) -> fl
     return float(-np.log(counts / counts.sum())[test_NT.flatten().numpy()].mean())
 
 
-def _train(subject: Subject, config: InformationConfig, way: str, test_NT: Tensor) -> tuple[list[float], LanguageModel]:
-    """Nats a token of the test sequences at each fraction of the steps, and the encoder; the learning rate falls to zero over
-    all of them."""
+def _train(
+    subject: Subject, config: InformationConfig, way: str, modes: Sequence[str], test_NT: Tensor
+) -> tuple[dict[str, list[float]], LanguageModel]:
+    """By mode, nats a token of the test sequences at each fraction of the steps; and the encoder. The learning rate falls to
+    zero over all steps. A frozen encoder is read in the first of ``modes`` while the decoder is trained."""
     encoder = subject.model if way == "frozen" else model_for(subject.config, subject.dataset).to(subject.device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key("information", config.seed, way))
@@ -144,44 +161,47 @@ def _train(subject: Subject, config: InformationConfig, way: str, test_NT: Tenso
         optimizer, lambda step: min(1.0, (step + 1) / 20) * (1 + math.cos(math.pi * step / config.steps)) / 2
     )
     wanted = {max(1, round(fraction * config.steps)): i for i, fraction in enumerate(config.fractions)}
-    out = [math.nan] * len(config.fractions)
+    out = {mode: [math.nan] * len(config.fractions) for mode in modes}
     was_training = encoder.training
     try:
         for step, tokens_BT in zip(range(1, config.steps + 1), _batches(subject, config), strict=False):
             encoder.train(way == "end_to_end")
-            loss = F.cross_entropy(_decoded(encoder, decoder, tokens_BT, way).flatten(0, 1), tokens_BT.flatten())
+            if way == "end_to_end":
+                vector_BD = encoder.features(tokens_BT)[:, -1]
+            else:
+                with torch.no_grad():
+                    vector_BD = _vector(encoder, tokens_BT, modes[0])
+            loss = F.cross_entropy(decoder(vector_BD.float()).flatten(0, 1), tokens_BT.flatten())
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_([p for p in trained if p.grad is not None], 1.0)
             optimizer.step()
             schedule.step()
             if step in wanted:
-                out[wanted[step]] = _score(subject, config, encoder, decoder, way, test_NT)
-                log.info("  %s: %d of %d steps, %.4f nats", way, step, config.steps, out[wanted[step]])
+                for mode in modes:
+                    nats = out[mode][wanted[step]] = _score(subject, config, encoder, decoder, mode, test_NT)
+                    log.info("  %s, %s: %d of %d steps, %.4f nats", way, mode, step, config.steps, nats)
     finally:
         encoder.train(was_training)
     return out, encoder
 
 
-def _decoded(encoder: LanguageModel, decoder: Decoder, tokens_BT: Tensor, way: str) -> Tensor:
-    if way == "frozen":  # as it is deployed
-        with torch.no_grad():
-            vector_BD = encoder.deployed_features(tokens_BT)[:, -1]
-    else:
-        vector_BD = encoder.features(tokens_BT)[:, -1]
-    return decoder(vector_BD.float())
+def _vector(encoder: LanguageModel, tokens_BT: Tensor, mode: str) -> Tensor:
+    """(B, D): the last hidden state in a mode of the model."""
+    deployed = mode == encoder.modes[0]
+    return (encoder.deployed_features if deployed else encoder.features)(tokens_BT)[:, -1]
 
 
 @torch.no_grad()
 def _score(
-    subject: Subject, config: InformationConfig, encoder: LanguageModel, decoder: Decoder, way: str, test_NT: Tensor
+    subject: Subject, config: InformationConfig, encoder: LanguageModel, decoder: Decoder, mode: str, test_NT: Tensor
 ) -> float:
     encoder.eval()
     decoder.eval()
     total = 0.0
     for tokens_BT in test_NT.split(config.batch):
         tokens_BT = tokens_BT.to(subject.device)
-        logits = _decoded(encoder, decoder, tokens_BT, way)
+        logits = decoder(_vector(encoder, tokens_BT, mode).float())
         total += float(F.cross_entropy(logits.flatten(0, 1), tokens_BT.flatten(), reduction="sum"))
     decoder.train()
     return total / test_NT.numel()

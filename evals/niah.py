@@ -2,12 +2,14 @@
 number is asked for at its end.
 
 Small models can hardly say a number in full, so two things are measured: **accuracy**, the true number is the likeliest of
-``candidates`` (chance: one in so many), and **exact**, greedy decoding gives it digit by digit.
+``candidates`` (chance: one in so many), and **exact**, greedy decoding gives it digit by digit. A two-pass model's accuracy
+is also shown teacher-forced; what it says is its recurrence's alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -57,7 +59,8 @@ class NiahConfig:
 
 @suite("niah", NiahConfig)
 def evaluate(subject: Subject, config: NiahConfig, parts: Parts) -> Result:
-    """Metrics ``accuracy/length=<n>`` and ``exact/length=<n>`` over all depths, and ``accuracy/length=<n>/depth=<d>``."""
+    """Metrics ``accuracy/length=<n>`` and ``exact/length=<n>`` over all depths, and ``accuracy/length=<n>/depth=<d>``;
+    ``<mode>/accuracy/...`` in other modes than the deployed one."""
     result = Result(tables={"chance": 1 / config.candidates})
     tokenizer = subject.dataset.tokenizer
     if tokenizer is None:
@@ -70,33 +73,43 @@ def evaluate(subject: Subject, config: NiahConfig, parts: Parts) -> Result:
             result.metrics[name] = None
             result.reasons[name] = f"mixer {subject.config.mixer.kind} takes at most {longest} tokens, not {room}"
             continue
-        found = []
-        for depth in config.depths:
-            part = parts(f"{length}/{depth}", lambda n=length, d=depth: _cell(subject, tokenizer, config, n, d))  # type: ignore[misc]
-            result.metrics[f"accuracy/length={length}/depth={depth:g}"] = part[0]
-            found.append(part)
-        result.metrics[f"accuracy/length={length}"] = float(np.mean([part[0] for part in found]))
-        result.metrics[f"exact/length={length}"] = float(np.mean([part[1] for part in found]))
+        for mode in subject.model.modes:
+            deployed = mode == subject.model.modes[0]
+            prefix, name = ("", f"{length}") if deployed else (f"{mode}/", f"{length}/{mode}")
+            found = []
+            for depth in config.depths:
+                cell = partial(_cell, subject, tokenizer, config, length, depth, mode)
+                part = parts(f"{name}/{depth}", cell)
+                result.metrics[f"{prefix}accuracy/length={length}/depth={depth:g}"] = part[0]
+                found.append(part)
+            result.metrics[f"{prefix}accuracy/length={length}"] = float(np.mean([part[0] for part in found]))
+            if deployed:
+                result.metrics[f"exact/length={length}"] = float(np.mean([part[1] for part in found]))
     return result
 
 
-def _cell(subject: Subject, tokenizer: Tokenizer, config: NiahConfig, length: int, depth: float) -> list[float]:
-    """(accuracy, exact) at one length and depth."""
+def _cell(
+    subject: Subject, tokenizer: Tokenizer, config: NiahConfig, length: int, depth: float, mode: str
+) -> list[float]:
+    """(accuracy, exact) at one length and depth; accuracy alone in another mode than the deployed one."""
     rng = np.random.default_rng(key("niah", config.seed, length, round(1000 * depth)))
     right, exact = 0.0, 0
-    rows = subject.rows(subject.model.modes[0])
+    rows, deployed = subject.rows(mode), mode == subject.model.modes[0]
     was_training = subject.model.training
     subject.model.eval()
     try:
         for begin in range(0, config.samples, rows):
             n = min(rows, config.samples - begin)
             prompts, answers = _samples(subject, tokenizer, config, length, depth, n, rng)
-            nats, greedy = _answer(subject, prompts, answers)
+            if deployed:
+                nats, greedy = _answer(subject, prompts, answers)
+                exact += int(greedy.sum())
+            else:
+                nats = _told(subject, prompts, answers)
             right += float(found_share(nats).sum())
-            exact += int(greedy.sum())
     finally:
         subject.model.train(was_training)
-    return [right / config.samples, exact / config.samples]
+    return [right / config.samples, exact / config.samples] if deployed else [right / config.samples]
 
 
 def found_share(nats_BC: np.ndarray) -> np.ndarray:
@@ -154,22 +167,16 @@ def _answer(subject: Subject, prompts_BT: Tensor, answers: list[list[list[int]]]
     is read once; all candidates go on from its state."""
     model, device = subject.model, subject.device
     rows, steps = prompts_BT.shape
-    longest = max(len(tokens) for row in answers for tokens in row)
+    padded = _padded(answers)
+    longest = padded[0][0].shape[1]
     with autocast(device, subject.config.precision):
         state = model.init_state(rows, steps + longest)
         features_BTD, state = model.read(prompts_BT.to(device), state)
         last_BD = features_BTD[:, -1:]
-        nats = np.zeros((rows, len(answers[0])))
-        for c in range(len(answers[0])):
-            tokens_BT = torch.full((rows, longest), 0)
-            targets_BT = torch.full((rows, longest), IGNORED)
-            for row, candidates in enumerate(answers):
-                found = torch.tensor(candidates[c])
-                tokens_BT[row, : len(found)] = targets_BT[row, : len(found)] = found
+        nats = np.zeros((rows, len(padded)))
+        for c, (tokens_BT, targets_BT) in enumerate(padded):
             told_BTD, _ = model.read(tokens_BT[:, :-1].to(device), state) if longest > 1 else (last_BD[:, :0], None)
-            fields: dict[str, Any] = dict.fromkeys(Batch._fields)
-            batch = Batch(**fields | {"inputs_BT": tokens_BT, "targets_BT": targets_BT.to(device), "n_targets": 1})
-            nats[:, c] = model.graded(torch.cat((last_BD, told_BTD), dim=1), batch).nats_BT.sum(1).float().cpu().numpy()
+            nats[:, c] = _nats(subject, torch.cat((last_BD, told_BTD), dim=1), targets_BT)
         said = torch.zeros(rows, longest, dtype=torch.int64)
         features_B1D = last_BD
         for t in range(longest):
@@ -178,3 +185,34 @@ def _answer(subject: Subject, prompts_BT: Tensor, answers: list[list[list[int]]]
                 features_B1D, state = model.read(said[:, t : t + 1].to(device), state)
     greedy = np.array([said[row, : len(c[0])].tolist() == c[0] for row, c in enumerate(answers)])
     return nats, greedy
+
+
+@torch.no_grad()
+def _told(subject: Subject, prompts_BT: Tensor, answers: list[list[list[int]]]) -> np.ndarray:
+    """(B, candidates) nats of each, teacher-forced: without a state, prompt and candidate are read together, once for each."""
+    steps, columns = prompts_BT.shape[1], []
+    with autocast(subject.device, subject.config.precision):
+        for tokens_BT, targets_BT in _padded(answers):
+            whole_BT = torch.cat((prompts_BT, tokens_BT[:, :-1]), dim=1).to(subject.device)
+            columns.append(_nats(subject, subject.model.features(whole_BT)[:, steps - 1 :], targets_BT))
+    return np.stack(columns, axis=1)
+
+
+def _padded(answers: list[list[list[int]]]) -> list[tuple[Tensor, Tensor]]:
+    """For each candidate, of all rows: (tokens, targets), both (B, longest)."""
+    longest = max(len(tokens) for row in answers for tokens in row)
+    out = []
+    for candidate in zip(*answers, strict=True):
+        tokens_BT = torch.full((len(answers), longest), 0)
+        targets_BT = torch.full((len(answers), longest), IGNORED)
+        for row, tokens in enumerate(candidate):
+            tokens_BT[row, : len(tokens)] = targets_BT[row, : len(tokens)] = torch.tensor(tokens)
+        out.append((tokens_BT, targets_BT))
+    return out
+
+
+def _nats(subject: Subject, features_BTD: Tensor, targets_BT: Tensor) -> np.ndarray:
+    """(B,) of all targets of a row."""
+    fields: dict[str, Any] = dict.fromkeys(Batch._fields)
+    batch = Batch(**fields | {"inputs_BT": targets_BT, "targets_BT": targets_BT.to(subject.device), "n_targets": 1})
+    return subject.model.graded(features_BTD, batch).nats_BT.sum(1).float().cpu().numpy()

@@ -100,7 +100,7 @@ def _measure(subject: Subject, config: SpeedConfig, context: int, batch: int, un
 
     def first() -> tuple[torch.Tensor, Any]:
         state = model.init_state(batch, context + config.decode_tokens)
-        features_BTD, state = model.read(tokens_BT, state, donate_state=True)
+        features_BTD, state = model.read(tokens_BT, state, donate_state=True, assisted=True)
         return model.logits(features_BTD[:, -1:])[:, -1].argmax(-1), state
 
     with autocast(device, subject.config.precision):

@@ -39,6 +39,7 @@ class Context:
     subset: tuple[int, int] | None = None  # two-pass models: the rows are positions first, first + step, ... only
     tokens: Tensor | None = None  # (B, T) int64, where the backbone has value embeddings
     value_BTHV: Tensor | None = None  # a value embedding: added to the layer's values before all that is done to them
+    stream_BTD: Tensor | None = None  # for a mixer that ``reads_stream``: the residual stream before its block's norm
 
 
 NO_CONTEXT = Context()
@@ -110,6 +111,7 @@ class Mixer(nn.Module, ABC):
     """Base class of all mixers."""
 
     observed: dict[str, Tensor] | None = None  # a dict while diagnostics look at the layer
+    reads_stream: bool = False  # wants ``context.stream_BTD``
 
     def observe(self, name: str, value: Tensor) -> None:
         """Show diagnostics what happens inside: ``log_decay`` (B,T,H) or (B,T,H,K), ``cg_steps`` (B,T,H)."""

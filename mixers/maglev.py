@@ -23,16 +23,10 @@ from torch import Tensor, nn
 from mixers import register
 from mixers.base import NO_CONTEXT, Context, Knob, Memory, Mixer, MixerConfig, State
 from mixers.kernels import chosen
+from mixers.maglev_checks import INJECTIONS, check_effect, check_numbers, check_together, check_words
 from mixers.ops.attention import attention, init_attention_state, restart_attention
 from mixers.ops.strided_attention import strided_attention
 from mixers.parts import FusedLinear, ResidualLinear, rms_normalise, rotary, wide_linear
-
-INJECTIONS = ("k", "v", "cross", "residual")
-
-
-def _one_of(path: str, name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{path}.{name}={value}: must be one of {', '.join(choices)}")
 
 
 @register
@@ -60,6 +54,7 @@ class MaglevConfig(MixerConfig):
     mix_order: str = "maglev"
     gate_shape: str = "head"
     gates_for: str = "both"
+    gate_input: str = "normed"
     gate_init_std: float = 0.0
     residual_init: float = 0.1
     source_layer: int | None = None
@@ -88,7 +83,8 @@ class MaglevConfig(MixerConfig):
     # ---- checks ----
 
     def check(self, path: str) -> None:
-        """Also fills in what null leaves to the other fields: ``lam`` and ``q_ce_weight``."""
+        """Also fills in what null leaves to the other fields, ``lam`` and ``q_ce_weight``, and puts ``injection`` in order.
+        A checked config is read back from its run's folder: checked again it must stay as it is."""
         if self.head_dim % 2:
             raise ValueError(f"{path}.head_dim={self.head_dim}: rotary positions turn pairs, so it must be even")
         if self.rope_base <= 1:
@@ -96,109 +92,21 @@ class MaglevConfig(MixerConfig):
         for name in ("window", "subsets", "prefill_passes", "n_layers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{path}.{name}={getattr(self, name)}: must be at least 1")
-        self._check_words(path)
-        self._check_numbers(path)
-        self._check_together(path)
+        check_words(self, path)
+        check_numbers(self, path)
+        self._fill()
+        check_together(self, path)
+        check_effect(self, path)
+
+    def _fill(self) -> None:
+        unrolled = self.training == "bptt"
         if self.lam is None:
-            self.lam = 0.1 if self.sharing == "shared" else 1.0  # what the paper finds best for each
+            # What the paper finds best for each; a memory without a norm must not be drawn together.
+            best = 0.1 if self.sharing == "shared" else 1.0
+            self.lam = 0.0 if unrolled or self.source_layer is not None else best
         if self.q_ce_weight is None:
-            self.q_ce_weight = 1 / self.subsets
-
-    def _check_words(self, path: str) -> None:
-        for name in ("q_pattern", "p_pattern"):
-            pattern = getattr(self, name)
-            if not pattern or set(pattern) - {"S", "L"}:
-                raise ValueError(
-                    f"{path}.{name}={pattern}: must be a word of S (sliding window) and L (full attention), repeated "
-                    "over the layers, such as SLSL"
-                )
-        if self.recurrent_only and "L" in self.p_pattern:
-            raise ValueError(
-                f"{path}.p_pattern={self.p_pattern}: an L is full attention, and the deployed decoder must go on with a "
-                "fixed state: S in every layer (full attention belongs into q_pattern; mixer=lrt may have it)"
-            )
-        _one_of(path, "training", self.training, ("two_pass", "bptt"))
-        _one_of(path, "sharing", self.sharing, ("shared", "separate"))
-        _one_of(path, "rec_proj", self.rec_proj, ("shared", "layerwise"))
-        _one_of(path, "rec_init", self.rec_init, ("kv", "zero_v", "zero"))
-        _one_of(path, "rec_key_norm", self.rec_key_norm, ("head", "full", "none"))
-        _one_of(path, "mix_order", self.mix_order, ("maglev", "lrt"))
-        _one_of(path, "gate_shape", self.gate_shape, ("head", "element", "scalar"))
-        _one_of(path, "gates_for", self.gates_for, ("both", "separate_kv"))
-        _one_of(path, "m0", self.m0, ("zero", "learned"))
-        _one_of(path, "consistency", self.consistency, ("rms", "mse", "cosine", "huber"))
-        _one_of(path, "consistency_at", self.consistency_at, ("targets", "all"))
-        _one_of(path, "detach", self.detach, ("none", "target", "decoder"))
-        _one_of(path, "prefill", self.prefill, ("recurrent", "q_assisted"))
-        for word in self.injection:
-            _one_of(path, "injection", word, INJECTIONS)
-        if not self.injection or len(set(self.injection)) < len(self.injection):
-            raise ValueError(
-                f"{path}.injection={self.injection}: name each way once, at least one of k, v, cross, residual"
-            )
-        for layer in self.inject_layers or []:
-            if not 0 <= layer < self.n_layers:
-                raise ValueError(f"{path}.inject_layers={self.inject_layers}: the layers are 0 to {self.n_layers - 1}")
-        if self.inject_layers == []:
-            raise ValueError(f"{path}.inject_layers=[]: name a layer; null injects into all of them")
-
-    def _check_numbers(self, path: str) -> None:
-        for name in ("lam", "q_ce_weight", "gate_init_std", "lam_start", "lam_steps", "extra_passes", "cons_eps"):
-            value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ValueError(f"{path}.{name}={value}: must be at least 0")
-        for name in ("own_memory_prob", "memory_residual"):
-            if not 0 <= getattr(self, name) < 1 + (name == "own_memory_prob") * 1e-9:
-                raise ValueError(f"{path}.{name}={getattr(self, name)}: must be a share from 0 (off) to 1")
-        if self.bptt_len is not None and self.bptt_len < 1:
-            raise ValueError(f"{path}.bptt_len={self.bptt_len}: must be at least 1; null goes back to the first token")
-        if self.source_layer is not None and not 1 <= self.source_layer <= self.n_layers:
-            raise ValueError(
-                f"{path}.source_layer={self.source_layer}: must be from 1 to model.n_layers={self.n_layers}; null takes "
-                "the state after the last layer and a norm without gain"
-            )
-
-    def _check_together(self, path: str) -> None:
-        if "cross" in self.injection and {"k", "v"} & set(self.injection):
-            raise ValueError(
-                f"{path}.injection={self.injection}: cross attends to the memories apart; leave out k and v"
-            )
-        if self.source_layer is not None and (self.lam or self.lam_start):
-            raise ValueError(
-                f"{path}.lam={self.lam}: the state after source_layer={self.source_layer} has no norm, so training could "
-                "shrink the distance for nothing; set lam=0, or source_layer=null"
-            )
-        if self.subsets > 1:
-            for name, off in (("extra_passes", 0), ("own_memory_prob", 0), ("memory_residual", 0)):
-                if getattr(self, name) != off:
-                    raise ValueError(
-                        f"{path}.{name}={getattr(self, name)}: is for one full second pass; set subsets=1 with it"
-                    )
-            if "cross" in self.injection:
-                raise ValueError(f"{path}.injection={self.injection}: cross needs subsets=1")
-            if self.sharing == "separate":
-                raise ValueError(
-                    f"{path}.sharing=separate: refinement in subsets={self.subsets} goes on with the keys of pass 1, which "
-                    "must come from the same blocks; set sharing=shared or subsets=1"
-                )
-        if self.training == "bptt":
-            without: tuple[tuple[str, tuple], ...] = (
-                ("lam", (None, 0.0)),
-                ("lam_start", (0.0,)),
-                ("q_ce_weight", (None, 0.0)),
-                ("own_memory_prob", (0.0,)),
-                ("extra_passes", (0,)),
-                ("sharing", ("shared",)),
-                ("prefill", ("recurrent",)),
-                ("subsets", (1,)),
-            )
-            for name, values in without:
-                if getattr(self, name) not in values:
-                    raise ValueError(
-                        f"{path}.{name}={getattr(self, name)}: needs the prefiller, and training=bptt has none; set "
-                        f"{name}={values[-1]}"
-                    )
-            self.lam = self.q_ce_weight = 0.0
+            self.q_ce_weight = 0.0 if unrolled else 1 / self.subsets
+        self.injection = [word for word in INJECTIONS if word in self.injection]
 
     # ---- layers ----
 
@@ -313,6 +221,7 @@ class InjectedAttention(Mixer):
         self.out = ResidualLinear(inner, config.d_model, bias=False)
         self.gate = nn.Linear(config.d_model, config.gate_width, bias=False) if config.mixed else None
         self.projection = MemoryProjection(config) if config.mixed and config.rec_proj == "layerwise" else None
+        self.reads_stream = config.gate_input == "raw" and self.gate is not None
 
     def init_parameters(self, generator: torch.Generator) -> None:
         """Neutral gates: each is exactly 1."""
@@ -336,7 +245,9 @@ class InjectedAttention(Mixer):
         gates: list[Tensor] = []
         memory_k = memory_v = None
         if self.gate is not None and (not prefiller or c.prefiller_gated):
-            gates = self._gates(x_BTD)
+            gated_BTD = context.stream_BTD if self.reads_stream else x_BTD
+            assert gated_BTD is not None
+            gates = self._gates(gated_BTD)
             if context.memory is not None and not prefiller:
                 memory_k, memory_v = self._memory(context.memory)
         q, k, v = self.qkv(x_BTD).unflatten(-1, (3, c.n_heads, c.head_dim)).unbind(2)
@@ -349,8 +260,9 @@ class InjectedAttention(Mixer):
             first = 0 if state is None else int(state["length"][0])
             positions = torch.arange(first, first + x_BTD.shape[1], device=x_BTD.device)
 
-        # A gate that is one number for a head commutes with the rotation: mixed first, a key is rotated once. With a gate
-        # for each channel only this order leaves attention a function of distances.
+        # A gate that is one number for a head commutes with the rotation (eqs. 6 and 8 rotate first): mixed first, a key is
+        # rotated once. One for each channel does not. Rotated first, attention would then depend on where in the text a
+        # document stands, and packed documents would not equal the documents apart: here we leave the paper's order.
         if gates and "k" in c.mixed:
             k = _mixed(k, memory_k, gates[0], gates[1])
         if c.qk_norm and c.mix_order == "lrt":

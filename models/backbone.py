@@ -99,6 +99,8 @@ class Block(nn.Module):
             assert values is not None and context.tokens is not None
             value_BTHV = self.value_gate(input_BTD, values(context.tokens))
             context = dataclasses.replace(context, value_BTHV=value_BTHV)
+        if self.mixer.reads_stream:
+            context = dataclasses.replace(context, stream_BTD=x_BTD)
         y_BTD, state = self.mixer(input_BTD, state, context)
         x_BTD = x_BTD + self.dropout(y_BTD)
         return (x_BTD if self.mlp_first else self._add_mlp(x_BTD)), state

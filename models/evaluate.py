@@ -73,7 +73,7 @@ def score(
         for batch in batches:
             with autocast(device, precision):
                 graded = model.grade(to_device(batch, device), mode)
-            total.add(batch, graded.nats_BT, graded.correct_BT)
+            total.add(batch, *graded)
     finally:
         model.train(was_training)
     return total

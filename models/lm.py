@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from data.dataset import Batch, Dataset, right
+from data.dataset import Batch, Dataset, right, total_variation
 from data.randomness import key
 from mixers.base import Context, MixerConfig, State
 from models.backbone import Backbone, Block
@@ -35,6 +35,7 @@ class Graded(NamedTuple):
 
     nats_BT: Tensor  # -log p of the target; of real numbers the squared error
     correct_BT: Tensor  # bool: the likeliest token is right
+    variation_BT: Tensor | None = None  # total variation distance from the true distribution, where the batch tells it
 
 
 GRADED_LOGITS = 2**26
@@ -137,15 +138,18 @@ class LanguageModel(nn.Module):
             errors_BT = squared_errors(self.predictions(features_BTD), targets_BT)
             return Graded(errors_BT, torch.zeros_like(errors_BT, dtype=torch.bool))
         rows = max(1, GRADED_LOGITS // self.vocab_size)
-        nats, likeliest = [], []
-        for part_ND, targets_N in zip(
-            features_BTD.flatten(0, -2).split(rows), targets_BT.flatten().split(rows), strict=True
-        ):
+        answers = None if batch.answers_BT is None else batch.answers_BT.flatten().split(rows)
+        nats, likeliest, variation = [], [], []
+        parts = zip(features_BTD.flatten(0, -2).split(rows), targets_BT.flatten().split(rows), strict=True)
+        for number, (part_ND, targets_N) in enumerate(parts):
             logits = self.logits(part_ND)
             nats.append(F.cross_entropy(logits, targets_N, ignore_index=IGNORED, reduction="none"))
             likeliest.append(logits.argmax(-1))
+            if answers is not None:
+                variation.append(total_variation(logits.softmax(-1), answers[number]))
         correct_BT = right(batch, torch.cat(likeliest).view(targets_BT.shape)) & graded_positions(targets_BT)
-        return Graded(torch.cat(nats).view(targets_BT.shape), correct_BT)
+        variation_BT = torch.cat(variation).view(targets_BT.shape) if variation else None
+        return Graded(torch.cat(nats).view(targets_BT.shape), correct_BT, variation_BT)
 
     def predictions(self, features_BTD: Tensor) -> Tensor:
         """(B, T): the real number that is predicted at each position."""
@@ -205,14 +209,27 @@ class LanguageModel(nn.Module):
     def prefill(self, tokens_BT: Tensor, state: LMState, *, donate_state: bool = False) -> tuple[Tensor, LMState]:
         """Logits (B, T, vocabulary) of the tokens and the state after them. The passed-in state stays as it is unless
         it is donated."""
-        features_BTD, state = self.read(tokens_BT, state, donate_state=donate_state)
+        features_BTD, state = self.read(tokens_BT, state, donate_state=donate_state, assisted=True)
         return self.logits(features_BTD), state
 
-    def read(self, tokens_BT: Tensor, state: LMState, *, donate_state: bool = False) -> tuple[Tensor, LMState]:
-        """As ``prefill``, but the features (B, T, D): their logits need not exist all at once."""
+    def read(
+        self,
+        tokens_BT: Tensor,
+        state: LMState,
+        segment_ids_BT: Tensor | None = None,
+        *,
+        donate_state: bool = False,
+        assisted: bool = False,
+    ) -> tuple[Tensor, LMState]:
+        """As ``prefill``, but the features (B, T, D): their logits need not exist all at once.
+
+        ``segment_ids_BT``: the tokens' documents, if they must not see each other. The state that comes in is of the first
+        column's document, the one that goes out of the last column's. ``assisted``: a shortcut that the config chose for
+        prompts may be taken; what is measured is read without it.
+        """
         steps = tokens_BT.shape[1]
         positions = torch.arange(state.length, state.length + steps, device=tokens_BT.device)
-        context = Context(positions=positions, donate_state=donate_state)
+        context = Context(positions, segment_ids_BT, donate_state)
         features_BTD, layers = self.backbone(tokens_BT, state.layers, context)
         assert layers is not None
         return features_BTD, LMState(layers, state.length + steps)

@@ -133,7 +133,8 @@ class TwoPassModel(LanguageModel):
         else:
             memory_BTD = F.rms_norm(trace.last_BTD, (self.config.d_model,), eps=self.config.norm_eps)
         if self.keep_memory_D is not None and before_BTD is not None:
-            memory_BTD = torch.lerp(memory_BTD, before_BTD, torch.sigmoid(self.keep_memory_D).to(memory_BTD.dtype))
+            keep_D, before_BTD = torch.sigmoid(self.keep_memory_D), before_BTD.to(memory_BTD.dtype)
+            memory_BTD = torch.lerp(memory_BTD, before_BTD, keep_D.to(memory_BTD.dtype))
         return memory_BTD
 
     def whole(self, tokens_BT: Tensor, segment_ids_BT: Tensor | None = None) -> Context:
@@ -221,7 +222,7 @@ class TwoPassModel(LanguageModel):
         return self.both_passes(tokens_BT, segment_ids_BT)[1].features_BTD
 
     def deployed_features(self, tokens_BT: Tensor, segment_ids_BT: Tensor | None = None) -> Tensor:
-        return self._unrolled(tokens_BT, segment_ids_BT)[0]
+        return self._unrolled(tokens_BT, segment_ids_BT, donate_state=not torch.is_grad_enabled())[0]
 
     # ---- training ----
 
@@ -341,7 +342,8 @@ class TwoPassModel(LanguageModel):
             context = Context(positions[t : t + 1], donate_state=donate_state, tokens=tokens_BT[:, t : t + 1])
             one = self.decode(embedded_BTD[:, t : t + 1], memory_BD[:, None], layers, context=context)
             assert one.states is not None
-            memory_BD, layers = one.memory_BTD[:, 0], one.states
+            # Kept in the activations' dtype, as the caches are, also where a pass writes it in float32 (autocast).
+            memory_BD, layers = one.memory_BTD[:, 0].to(memory_BD.dtype), one.states
             features.append(one.features_BTD)
             memories.append(memory_BD)
             if graded is not None and (t + 1 == steps or len(features) == BLOCK):
@@ -374,25 +376,37 @@ class TwoPassModel(LanguageModel):
 
         donate = not torch.is_grad_enabled()
         self._unrolled(batch.inputs_BT, batch.segment_ids_BT, donate_state=donate, graded=take)
-        return Graded(*(torch.cat(field, dim=1) for field in zip(*parts, strict=True)))
+        nats, correct, variation = zip(*parts, strict=True)
+        known = None if batch.answers_BT is None else torch.cat(variation, dim=1)
+        return Graded(torch.cat(nats, dim=1), torch.cat(correct, dim=1), known)
 
-    def read(self, tokens_BT: Tensor, state: LMState, *, donate_state: bool = False) -> tuple[Tensor, LMState]:
-        """As the base class says. Exact and token by token; with ``prefill=q_assisted`` the first tokens of a sequence are
-        read at once instead: pass 1, then ``prefill_passes`` times the decoder on the memory of the pass before. That is
-        as near as pass 1 is to the recurrence, and exact once there are as many passes as tokens."""
+    def read(
+        self,
+        tokens_BT: Tensor,
+        state: LMState,
+        segment_ids_BT: Tensor | None = None,
+        *,
+        donate_state: bool = False,
+        assisted: bool = False,
+    ) -> tuple[Tensor, LMState]:
+        """As the base class says: exact, token by token. With ``assisted`` and ``prefill=q_assisted`` the first tokens of a
+        sequence are read at once instead: pass 1, then ``prefill_passes`` times the decoder on the memory of the pass
+        before. That is as near as pass 1 is to the recurrence, and exact once there are as many passes as tokens."""
         assert isinstance(state, TwoPassState)
         steps = tokens_BT.shape[1]
-        if self.mixer.prefill == "recurrent" or state.length > 0 or steps == 1:
-            features_BTD, _, after = self._unrolled(tokens_BT, None, state, donate_state)
+        if not assisted or self.mixer.prefill == "recurrent" or state.length > 0 or steps == 1:
+            features_BTD, _, after = self._unrolled(tokens_BT, segment_ids_BT, state, donate_state)
             return features_BTD, after
-        embedded_BTD, context = self.backbone.embedded(tokens_BT), self.whole(tokens_BT)
+        embedded_BTD, context = self.backbone.embedded(tokens_BT), self.whole(tokens_BT, segment_ids_BT)
         memory_BTD = self.prefill_memory(embedded_BTD, context, features=False).memory_BTD
         for _ in range(self.mixer.prefill_passes - 1):
-            memory_BTD = self.decode(embedded_BTD, self.shift(memory_BTD), context=context).memory_BTD
+            before_BTD = self.shift(memory_BTD, segment_ids_BT)
+            memory_BTD = self.decode(embedded_BTD, before_BTD, context=context).memory_BTD
         context = dataclasses.replace(context, donate_state=donate_state)
-        last = self.decode(embedded_BTD, self.shift(memory_BTD), state.layers, context=context)
+        last = self.decode(embedded_BTD, self.shift(memory_BTD, segment_ids_BT), state.layers, context=context)
         assert last.states is not None
-        return last.features_BTD, TwoPassState(last.states, steps, last.memory_BTD[:, -1])
+        memory_BD = last.memory_BTD[:, -1].to(state.memory_BD.dtype)
+        return last.features_BTD, TwoPassState(last.states, steps, memory_BD)
 
     def states_after(self, tokens_BT: Tensor, segment_ids_BT: Tensor | None = None) -> list[State]:
         """As the base class says, teacher-forced."""

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 def two_pass_counts(model: TwoPassModel, plain: dict[str, Any], seq_len: int, dtype: torch.dtype) -> dict[str, Any]:
     """``plain`` as if the decoder were any model, corrected and completed.
 
-    ``params``, ``flops_per_token`` and ``state_bytes`` are those of the deployed decoder. ``params_injection`` is what it
-    has more than plain attention, ``params_training_only`` what only training has. Training FLOPs per token are told by
-    pass: ``train_flops_prefiller`` and ``train_flops_decoder``.
+    ``params``, ``flops_per_token`` and ``state_bytes`` are those of the deployed decoder; with ``prefill=q_assisted`` the
+    prefiller reads its prompts, so its parameters are deployed too. ``params_injection`` is what the decoder has more than
+    plain attention, ``params_training_only`` what only training has. Training FLOPs per token are told by pass:
+    ``train_flops_prefiller`` and ``train_flops_decoder``.
     """
     mixer, layers = model.mixer, _layers(model)
-    training_only = [*model.prefiller.parameters()] if model.prefiller is not None else []
-    training_only += [p for p in (model.prefiller_keep_L, model.prefiller_input_L) if p is not None]
+    training_only = [] if mixer.prefill == "q_assisted" else _of_prefiller(model)
     in_layers, injection = _in_layers(model), injection_parameters(model)
     dropped, injected = _size(training_only), _size(injection)
     output = 2 * model.output_matrix.numel()
@@ -58,6 +58,11 @@ def injection_parameters(model: TwoPassModel) -> list[nn.Parameter]:
     own = [p for p in (model.m0_D, model.memory_gain_L, model.keep_memory_D) if p is not None]
     shared = [] if model.projection is None else list(model.projection.parameters())
     return [*own, *shared, *_in_layers(model)]
+
+
+def _of_prefiller(model: TwoPassModel) -> list[nn.Parameter]:
+    own = [p for p in (model.prefiller_keep_L, model.prefiller_input_L) if p is not None]
+    return own if model.prefiller is None else [*model.prefiller.parameters(), *own]
 
 
 def _in_layers(model: TwoPassModel) -> list[nn.Parameter]:

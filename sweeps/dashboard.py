@@ -42,7 +42,8 @@ def workspace(runs: Sequence[Run], *, study: str, metric: str, project: str, ent
     """The workspace (wandb_workspaces.workspaces.Workspace) of a study. Nothing is sent.
 
     Sections follow the report: what ranks, curves against tokens, FLOPs and seconds, quality against state and
-    parameters, tables of slices and positions, memory and solver. Panels without runs that could fill them are left out.
+    parameters, tables of slices and positions, the passes of two-pass models, memory and solver. Panels without runs that
+    could fill them are left out.
     """
     _quiet()
     import wandb_workspaces.expr as expr
@@ -78,7 +79,7 @@ def workspace(runs: Sequence[Run], *, study: str, metric: str, project: str, ent
                 line(f"{validation} against tokens", "tokens", [validation]),
                 line(f"{validation} against training FLOPs", "train_flops", [validation], log_x=True),
                 line(f"{validation} against seconds", "seconds", [validation], log_x=True),
-                line("training loss", "tokens", ["train/loss"]),
+                line(_training_loss(runs), "tokens", ["train/loss"]),
             ],
         ),
         ws.Section(
@@ -93,6 +94,7 @@ def workspace(runs: Sequence[Run], *, study: str, metric: str, project: str, ent
             ],
         ),
         *_tables(ws, wr, runs),
+        *_passes(ws, line, runs, validation),
         *_inside(ws, line, runs),
         ws.Section(
             name="Health",
@@ -144,9 +146,39 @@ def _tables(ws: Any, wr: Any, runs: Sequence[Run]) -> list[Any]:
     return [ws.Section(name="Slices and positions", panels=panels)] if panels else []
 
 
+def _logged(runs: Sequence[Run], start: str) -> list[str]:
+    """What some run has logged under names that begin so."""
+    return sorted({key for run in runs for row in run.rows for key in row if key.startswith(start)}, key=_by_place)
+
+
+def _by_place(key: str) -> tuple[str, int]:
+    """``val/drift/8-15`` after ``val/drift/0-7``."""
+    name, _, place = key.rpartition("/")
+    first = place.partition("-")[0]
+    return (name, int(first)) if first.isdigit() else (key, 0)
+
+
+def _training_loss(runs: Sequence[Run]) -> str:
+    """A two-pass model is trained teacher-forced, so this is not what it is ranked by."""
+    return "training loss" + (" (of two-pass models: teacher-forced)" if _logged(runs, "val/teacher_forced/") else "")
+
+
+def _passes(ws: Any, line: Any, runs: Sequence[Run], validation: str) -> list[Any]:
+    """Two-pass models: what teacher forcing shows beside what is deployed, and how far the memories are apart."""
+    forced = validation.replace("val/", "val/teacher_forced/", 1)
+    wanted = {
+        f"{forced}: not deployed": [key for key in _logged(runs, forced) if key == forced],
+        "distance of the passes' memories, in training": _logged(runs, "train/distance"),
+        "distance of the passes' memories, by position": _logged(runs, "val/distance/"),
+        "drift of the recurrence's memory, by position": _logged(runs, "val/drift/"),
+    }
+    panels = [line(title, "tokens", keys) for title, keys in wanted.items() if keys]
+    return [ws.Section(name="Two passes and a recurrence", panels=panels)] if panels else []
+
+
 def _inside(ws: Any, line: Any, runs: Sequence[Run]) -> list[Any]:
     """Each thing that logger.diagnostics looked at: all layers and heads of a mixer in one panel."""
-    keys = sorted({key for run in runs for row in run.rows for key in row if key.startswith("diagnostics/")})
+    keys = _logged(runs, "diagnostics/")
     panels = []
     for what, title in TITLES.items():
         mine = [key for key in keys if key.split("/")[1] == what]

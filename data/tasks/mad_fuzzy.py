@@ -60,8 +60,8 @@ class MadFuzzyRecallConfig(TaskConfig):
 
     @property
     def _most_pairs(self) -> int:
-        """Pairs to draw, so that they fill a row: all but always (else there is more padding): by six standard deviations
-        of their length, were no key drawn twice."""
+        """Pairs to draw, so that they fill a row, by six standard deviations of their length. Keys that come again share their
+        value's length: where there are few of them (key_len=1) some rows are not full."""
         mean = (self.key_len + self.value_len) / 2 + 1
         deviation = ((self.key_len**2 + self.value_len**2 - 2) / 12) ** 0.5
         return min(

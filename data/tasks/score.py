@@ -41,7 +41,7 @@ class TaskScore:
     def graded(self) -> int:
         return int(self.document_graded.sum())
 
-    def add(self, batch: Batch, nats_BT: Any, correct_BT: Any) -> None:
+    def add(self, batch: Batch, nats_BT: Any, correct_BT: Any, variation_BT: Any = None) -> None:
         """Adds an evaluation batch: -log p of each target in nats, and whether the likeliest token is right (see
         ``data.dataset.right``). Tensors or arrays, on any device; what they hold where nothing is graded is not read.
 
@@ -124,24 +124,29 @@ class TaskScore:
 
 
 class AutomatonScore(TaskScore):
-    """Of a task whose right answers are all those that may follow (RegBench): accuracy counts any of them, and
-    ``excess`` is the loss above the entropy of the true distribution: an estimate of the divergence from it."""
+    """Of a task whose right answers are all those that may follow (RegBench): accuracy counts any of them, ``tvd`` is the
+    mean total variation distance from the true distribution, and ``excess`` the loss above its entropy: an estimate of the
+    divergence (KL) from it."""
 
     def __init__(self, n_examples: int, slice_values: dict[str, list[int]]) -> None:
         super().__init__(n_examples, slice_values)
-        self._entropy = np.zeros(1)
+        self._entropy, self._variation = np.zeros(1), np.zeros(1)
 
-    def add(self, batch: Batch, nats_BT: Any, correct_BT: Any) -> None:
+    def add(self, batch: Batch, nats_BT: Any, correct_BT: Any, variation_BT: Any = None) -> None:
         super().add(batch, nats_BT, correct_BT)
-        answers = _array(batch.answers_BT)[_array(batch.targets_BT) != IGNORED]
+        graded = _array(batch.targets_BT) != IGNORED
+        answers = _array(batch.answers_BT)[graded]
         self._entropy += np.log(np.bitwise_count(answers).astype(np.float64)).sum()
+        self._variation += _array(variation_BT)[graded].astype(np.float64).sum()
 
     def metrics(self) -> dict[str, float]:
         metrics = super().metrics()
-        return metrics | {"excess": metrics["loss"] - float(self._entropy[0]) / self._total()}
+        total = self._total()
+        excess = metrics["loss"] - float(self._entropy[0]) / total
+        return metrics | {"tvd": float(self._variation[0]) / total, "excess": excess}
 
     def _parts(self) -> list[np.ndarray]:
-        return [*super()._parts(), self._entropy]
+        return [*super()._parts(), self._entropy, self._variation]
 
 
 class RegressionScore(TaskScore):
@@ -154,7 +159,7 @@ class RegressionScore(TaskScore):
         super().__init__(n_examples, slice_values)
         self.oracle = oracle
 
-    def add(self, batch: Batch, nats_BT: Any, correct_BT: Any) -> None:
+    def add(self, batch: Batch, nats_BT: Any, correct_BT: Any, variation_BT: Any = None) -> None:
         """``nats_BT``: squared errors, where the target is not NaN. ``correct_BT`` is not read."""
         targets = _array(batch.targets_BT)
         graded = ~np.isnan(targets)

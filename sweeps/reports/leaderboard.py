@@ -91,9 +91,14 @@ def leaderboard(board: Board, style: Mapping[str, Look]) -> str:
     hardware = next(iter(board.distinct("hardware"))) or {}
     where = hardware.get("gpu") or f"{hardware.get('cpu') or 'a CPU'} ({hardware.get('threads', '?')} threads)"
     forms = "PyTorch forms" if not hardware.get("gpu") else "kernels"
+    scored = (
+        " Scored: test tokens per second of a two-pass model as it is deployed, token by token, many sequences side by side."
+        if any(row.scored_per_s is not None for row in board.rows)
+        else ""
+    )
     costs = (
         f'<p class="caption">Tokens per second: training, median over runs, measured on {escape(where)} with this '
-        f"project's {forms}. They say little about other hardware. State: what must be kept to go on after one "
+        f"project's {forms}. They say little about other hardware.{scored} State: what must be kept to go on after one "
         "training window, for one sequence in float32. FLOPs: of all training, forward and backward.</p>"
     )
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
@@ -105,6 +110,7 @@ def _row(row: Row, board: Board, look: Look, scale: Scale, digits: int) -> str:
     e = row.estimate
     low_high = "" if e.low is None or e.high is None else f"<small>[{e.low:.{digits}f}, {e.high:.{digits}f}]</small>"
     rate = "" if row.tokens_per_s is None else si(row.tokens_per_s)
+    rate += "" if row.scored_per_s is None else f"<small>scored {si(row.scored_per_s)}</small>"
     shown = [other.comparison.shown for other in board.rows if other.comparison]
     mixed = len({one.over for one in shown if one}) > 1
     reference = next(other.estimate.mean for other in board.rows if other.label == board.reference)

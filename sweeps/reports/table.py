@@ -98,6 +98,12 @@ class Row:
         return median(rates) if rates and None not in rates else None
 
     @property
+    def scored_per_s(self) -> float | None:
+        """Test tokens that a two-pass model scores in a second as it is deployed, token by token; median over the runs."""
+        rates = [run.record.get("timing", {}).get("scoring_recurrent_tokens_per_s") for run in self.entry.runs]
+        return median(rates) if rates and None not in rates else None
+
+    @property
     def spikes(self) -> int:
         return int(sum(run.metrics.get("train/spikes", 0) for run in self.entry.runs))
 

@@ -24,7 +24,7 @@ from evals.groups import GROUPS, Entry
 from evals.suite import Parts, Subject
 from evals.tasks.recall import contains, prompt
 from tests.contract.cases import NAMES
-from tests.evals.test_suites import subject_of
+from tests.evals.test_suites import numbers, subject_of
 from tests.evals.test_suites import texts as texts  # the fixture
 
 TWINS = Path(__file__).parent / "tasks"
@@ -209,9 +209,37 @@ def test_the_suite_on_twins_of_every_kind_of_task(name: str, texts: Path, tmp_pa
     assert table["n"] == 3 and np.mean(table["documents"]["acc_per_token"]) == metrics["twin_choice/acc_per_token"]
     other = subject_of(name, texts)
     other.batch = other.recurrent_batch = 2
-    assert downstream(other, config, Parts(None)).metrics == pytest.approx(metrics, rel=1e-5)
+    assert numbers(downstream(other, config, Parts(None)).metrics) == pytest.approx(numbers(metrics), rel=1e-5)
     subject.model = type("Modes", (), {"modes": subject.model.modes})()  # type: ignore[assignment]
     assert downstream(subject, config, Parts(tmp_path / "parts.json")).metrics == metrics
+
+
+def test_teacher_forced_scores_stand_beside_those_of_the_deployed_model(texts: Path, monkeypatch) -> None:
+    """Of likelihoods, in one pass; what is generated is the deployed model's alone, and so is its group's mean."""
+    subject = subject_of("maglev", texts)
+    adapter = Adapter(subject, max_length=20, mode="teacher_forced")
+    assert adapter.rows == subject.batch
+    for (nats, greedy), (before, after) in zip(adapter.score(pairs()), pairs(), strict=True):
+        ids = torch.tensor([[*before, *after][-21:]])
+        with torch.no_grad():
+            logits = subject.model.logits(subject.model.features(ids[:, :-1]))[0, -len(after) :]
+        target = torch.tensor(after)
+        assert nats == pytest.approx(float(logits.log_softmax(-1)[range(len(after)), target].sum()), rel=1e-4)
+        assert greedy == bool((logits.argmax(-1) == target).all())
+    choice, recall = Entry("twin_choice", "acc"), Entry("twin_recall", "contains")
+    monkeypatch.setitem(GROUPS, "local", (choice,))
+    monkeypatch.setitem(GROUPS, "recall", (choice, recall))
+    config = DownstreamConfig(groups=["local", "recall"], include_path=str(TWINS), max_length=64, limit=3)
+    result = downstream(subject, config, Parts(None))
+    found = result.metrics
+    for name in ("twin_choice/acc", "twin_choice/acc_per_token", "local/per_token", "local/lm_eval"):
+        assert {name, f"teacher_forced/{name}"} <= set(found)
+    assert found["teacher_forced/local/lm_eval"] == found["teacher_forced/twin_choice/acc"]
+    assert "twin_recall/contains" in found and "recall/lm_eval" in found
+    assert found["teacher_forced/twin_recall"] is None and "teacher_forced/recall/lm_eval" not in found
+    assert "generated" in result.reasons["teacher_forced/twin_recall"]
+    documents = result.tables["teacher_forced/twin_choice"][0]["documents"]["acc_per_token"]
+    assert np.mean(documents) == found["teacher_forced/twin_choice/acc_per_token"]
 
 
 def test_options_are_ranked_by_nats_per_token(texts: Path) -> None:

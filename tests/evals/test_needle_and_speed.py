@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+import evals.niah as module
 from data.config import BpeConfig
+from data.randomness import key
 from evals.niah import NiahConfig, found_share
 from evals.niah import evaluate as niah
 from evals.suite import Parts, Subject
@@ -67,6 +69,34 @@ def test_an_untrained_model_is_at_chance_and_batches_change_nothing(name: str, t
 
     one, other = found(1), found(4)
     assert one == other and 0 <= one["accuracy/length=96"] < 0.5 and one["exact/length=160"] == 0
+
+
+def test_teacher_forced_accuracy_stands_beside_the_deployed_one(
+    texts: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The nats of each candidate are those of a whole pass over prompt and candidate; nothing is generated."""
+    subject, graded = subject_of("maglev", texts), []
+    config = NiahConfig(lengths=[96], depths=[0.5], samples=3, candidates=4)
+    share = module.found_share
+    monkeypatch.setattr(module, "found_share", lambda nats: graded.append(nats) or share(nats))
+    found = niah(subject, config, Parts(None))
+    assert set(found.metrics) == {
+        *(f"{prefix}accuracy/length=96{depth}" for prefix in ("", "teacher_forced/") for depth in ("", "/depth=0.5")),
+        "exact/length=96",
+    }
+    deployed, forced = graded
+    rng = np.random.default_rng(key("niah", 0, 96, 500))
+    tokenizer = subject.dataset.tokenizer
+    prompts, answers = module._samples(subject, tokenizer, config, 96, 0.5, 3, rng)  # type: ignore[arg-type]
+    for features, nats in ((subject.model.features, forced), (subject.model.deployed_features, deployed)):
+        for row, candidates in enumerate(answers):
+            for c, after in enumerate(candidates):
+                ids = torch.tensor([[*prompts[row].tolist(), *after]])
+                with torch.no_grad():
+                    logp = subject.model.logits(features(ids[:, :-1]))[0, -len(after) :].log_softmax(-1)
+                assert nats[row, c] == pytest.approx(-float(logp[range(len(after)), after].sum()), rel=1e-4)
+    assert not np.allclose(forced, deployed)
 
 
 def test_bound_mixers_and_short_texts_say_so(texts: Path) -> None:  # noqa: F811

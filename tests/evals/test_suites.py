@@ -56,6 +56,11 @@ def subject_of(name: str, texts: Path, *, uniform: bool = False) -> Subject:
     return Subject(name, checked, dataset, model, 0, batch=3, recurrent_batch=5)
 
 
+def numbers(metrics: dict[str, float | None]) -> dict[str, float]:
+    """Those that there are."""
+    return {name: value for name, value in metrics.items() if value is not None}
+
+
 @pytest.mark.parametrize("name", MIXERS)
 def test_a_uniform_model_has_the_known_answer_everywhere(name: str, texts: Path) -> None:
     subject, nats = subject_of(name, texts, uniform=True), math.log(257)
@@ -101,6 +106,36 @@ def test_batches_change_nothing(texts: Path) -> None:
     for evaluate, settings in ((perplexity, PerplexityConfig()), (positions, PositionsConfig(sequences=9))):
         a, b = evaluate(one, settings, Parts(None)).metrics, evaluate(other, settings, Parts(None)).metrics
         assert a == pytest.approx(b, rel=1e-5)
+
+
+@pytest.mark.parametrize("evaluate", ["positions", "niah", "downstream"])
+def test_quality_does_not_depend_on_how_prompts_are_read(evaluate: str, texts: Path) -> None:
+    """``prefill=q_assisted`` is near and not exact: generation alone takes it."""
+    exact, assisted = subject_of("maglev", texts), subject_of("maglev", texts)
+    mixer = dataclasses.replace(assisted.config.mixer, prefill="q_assisted")
+    assisted.config = dataclasses.replace(assisted.config, mixer=mixer)
+    assisted.model = model_for(assisted.config, assisted.dataset).eval()
+    tokens = torch.arange(20)[None]
+    with torch.no_grad():
+        one, other = (
+            subject.model.prefill(tokens, subject.model.init_state(1, 20))[0] for subject in (exact, assisted)
+        )
+    assert not torch.allclose(one, other)
+    config_class, run = find(evaluate)
+    more = {
+        "positions": {"sequences": 7},
+        "niah": {"lengths": [96], "samples": 4},
+        "downstream": {
+            "groups": [],
+            "tasks": ["twin_choice", "twin_recall"],
+            "include_path": str(Path(__file__).parent / "tasks"),
+            "max_length": 64,
+            "limit": 3,
+        },
+    }[evaluate]
+    found, wanted = (run(subject, config_class(**more), Parts(None)) for subject in (assisted, exact))
+    assert numbers(found.metrics) == pytest.approx(numbers(wanted.metrics), rel=1e-6)
+    assert evaluate != "downstream" or found.tables == wanted.tables
 
 
 def test_edges_are_log_spaced_and_none_is_empty() -> None:

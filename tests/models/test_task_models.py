@@ -106,3 +106,18 @@ def test_maglevs_distance_can_be_taken_where_nothing_is_graded():
     apart = (second.memory_BTD - first.memory_BTD).square().mean(-1).sqrt()
     torch.testing.assert_close(everywhere.loss(batch)[1]["distance"], apart.mean().detach(), rtol=1e-6, atol=0)
     torch.testing.assert_close(at_targets.loss(batch)[1]["distance"], apart[:, -1].mean().detach(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", ["gated_deltanet", "maglev"])
+def test_the_distance_from_the_true_distribution_is_that_of_the_deployed_logits(name):
+    model, batch = model_of(name), tokens()
+    answers = torch.randint(1, 2**11, batch.targets_BT.shape, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        found = model.grade(batch._replace(answers_BT=answers)).variation_BT
+        likely = model.logits(model.deployed_features(batch.inputs_BT)).softmax(-1)
+        assert model.grade(batch).variation_BT is None
+    for row in range(found.shape[0]):
+        for t in range(found.shape[1]):
+            true = torch.tensor([(int(answers[row, t]) >> v) & 1 for v in range(11)]).double()
+            wanted = (likely[row, t] - true / true.sum()).abs().sum() / 2
+            assert float(found[row, t]) == pytest.approx(float(wanted), abs=1e-12)

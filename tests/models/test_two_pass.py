@@ -33,11 +33,12 @@ VARIANTS = {
     "scalar gates": ["mixer=maglev", "mixer.gate_shape=scalar", "mixer.rec_key_norm=full"],
     "keys only": ["mixer=maglev", "mixer.injection=[k]", "mixer.inject_layers=[1]"],
     "values only, layerwise": ["mixer=maglev", "mixer.injection=[v]", "mixer.rec_proj=layerwise"],
-    "residual": ["mixer=maglev", "mixer.injection=[residual]"],
+    "raw gates": ["mixer=maglev", "mixer.gate_input=raw"],
+    "residual": ["mixer=maglev", "mixer.injection=[residual]", "mixer.gate_init_std=0"],
     "kv and residual": ["mixer=maglev", "mixer.injection=[k,v,residual]", "mixer.m0=learned"],
     "cross": ["mixer=maglev", "mixer.injection=[cross]"],
     "memory residual": ["mixer=maglev", "mixer.memory_residual=0.7"],
-    "inner source": ["mixer=maglev", "mixer.sharing=separate", "mixer.source_layer=1", "mixer.lam=0"],
+    "inner source": ["mixer=maglev", "mixer.sharing=separate", "mixer.source_layer=1"],
     "prefiller graded": ["mixer=maglev", "mixer.sharing=separate", "mixer.q_ce_weight=0.3"],
     "lrt": ["mixer=lrt"],
     "lrt, normed, full attention": ["mixer=lrt", "model.qk_norm=true", "mixer.p_pattern=SL", "mixer.subsets=3"],
@@ -221,6 +222,48 @@ def test_prefiller_sees_the_whole_past_and_the_decoder_its_window_alone():
     passes = [model.prefill_memory(model.backbone.embedded(tokens), model.whole(tokens)) for tokens in (x, early)]
     of_x, of_early = (one.memory_BTD[:, t] for one in passes)
     assert not torch.allclose(of_x, of_early)
+
+
+# ---- gates and initial values ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gate_input", ["normed", "raw"])
+def test_gates_read_the_layers_input_or_the_stream_before_its_norm(gate_input):
+    model, x = model_of("mixer=maglev", f"mixer.gate_input={gate_input}").eval(), tokens()
+    with torch.no_grad():
+        for block in model.backbone.layers:
+            block.mixer_norm.weight.mul_(3)
+    block, streams = model.backbone.layers[1], []
+    block.register_forward_pre_hook(lambda _block, arguments: streams.append(arguments[0]))
+    block.mixer.observed = {}
+    decoded(model, x, memories())
+    read = streams[0] if gate_input == "raw" else block.mixer_norm(streams[0])
+    gates = 2 * torch.sigmoid(read @ block.mixer.gate.weight.T)
+    close(block.mixer.observed["gate_local"], gates[..., :2], 1e-12)
+    close(block.mixer.observed["gate_memory"], gates[..., 2:], 1e-12)
+
+
+@pytest.mark.parametrize("maps", ["shared", "layerwise"])
+@pytest.mark.parametrize(
+    ("start", "key", "value"), [("kv", True, True), ("zero_v", True, False), ("zero", False, False)]
+)
+def test_maps_from_the_memory_start_as_asked(maps, start, key, value):
+    model = model_of("mixer=maglev", f"mixer.rec_proj={maps}", f"mixer.rec_init={start}")
+    found = [model.projection] if maps == "shared" else [block.mixer.projection for block in model.backbone.layers]
+    own = float(model.backbone.layers[0].mixer.qkv.weight.detach().std())
+    for projection in found:
+        for part, drawn in ((projection.key, key), (projection.value, value)):
+            assert float(part.weight.detach().std()) == pytest.approx(own if drawn else 0.0, rel=0.2)
+
+
+def test_memory_enters_the_stream_with_its_initial_weight():
+    assert model_of("mixer=lrt", "mixer.injection=[k,v,residual]").memory_gain_L.tolist() == pytest.approx([0.1, 0.1])
+    model = model_of(*VARIANTS["residual"], "mixer.residual_init=0.25")
+    assert model.memory_gain_L.tolist() == [0.25, 0.25]
+    x, m, inputs = tokens(), memories(), []
+    model.backbone.layers[0].register_forward_pre_hook(lambda _block, arguments: inputs.append(arguments[0]))
+    decoded(model, x, m)
+    close(inputs[0], model.backbone.embedded(x) + 0.25 * m, 1e-12)
 
 
 # ---- what it reduces to ----------------------------------------------------------------------------------------------
@@ -464,6 +507,26 @@ def test_own_memory_is_what_the_deployed_model_would_come_nearer_to():
     model.eval()  # no aid where quality is measured
     nats = F.cross_entropy(model.logits(second.features_BTD).flatten(0, 1), tokens(seed=1).flatten())
     torch.testing.assert_close(model.loss(batch_of(x))[1]["cross_entropy"], nats)
+
+
+def test_own_memory_is_drawn_position_by_position(monkeypatch):
+    model, x = model_of("mixer=maglev", "mixer.own_memory_prob=0.3").train(), tokens(40)
+    received, made, decode = [], [], model.decode
+
+    def watched(embedded_BTD, before_BTD, *arguments, **named):
+        received.append(before_BTD)
+        made.append(decode(embedded_BTD, before_BTD, *arguments, **named))
+        return made[-1]
+
+    monkeypatch.setattr(model, "decode", watched)
+    torch.manual_seed(0)
+    model.loss(batch_of(x))
+    theirs, given, own = received[0][:, 1:], received[1][:, 1:], made[0].memory_BTD[:, :-1]
+    from_own, from_theirs = ((given == one).all(-1) for one in (own, theirs))
+    assert (from_own ^ from_theirs).all(), "one of the two as a whole"
+    shares = from_own.double().mean(1)
+    assert from_own.double().mean() == pytest.approx(0.3, abs=0.05)
+    assert ((shares > 0) & (shares < 1)).all() and (from_own != from_own[:1]).any(), "neither by row nor by column"
 
 
 def test_extra_passes_converge_to_the_recurrence():

@@ -71,6 +71,25 @@ def test_tables_and_diagnostics_come_with_the_runs_that_have_them(results: Path)
     assert "diagnostics/cg_steps/layer0/head1" in json.dumps(found["Inside the mixers"])
 
 
+def test_two_pass_models_show_what_is_not_deployed_and_how_far_memories_are_apart(results: Path) -> None:
+    assert "Two passes and a recurrence" not in panels(made(results))
+    folder = write_run(results, "maglev", study="demo")
+    row = {"val/teacher_forced/bits_per_byte": 1.9, "val/teacher_forced/accuracy/gap=4": 0.5, "train/distance": 0.1}
+    row |= {f"val/{name}/{place}": 0.1 for name in ("distance", "drift") for place in ("0-7", "8-15", "128-255")}
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": 201, "tokens": 1, **row}) + "\n")
+    found = panels(made(results))
+    drawn = [panel["config"]["metrics"] for panel in found["Two passes and a recurrence"]]
+    places = ("0-7", "8-15", "128-255")
+    assert drawn == [
+        ["val/teacher_forced/bits_per_byte"],
+        ["train/distance"],
+        [f"val/distance/{place}" for place in places],
+        [f"val/drift/{place}" for place in places],
+    ]
+    assert "training loss (of two-pass models: teacher-forced)" in json.dumps(found["How they learn"])
+
+
 def test_equal_studies_give_equal_files(results: Path) -> None:
     assert made(results) == made(results)
 

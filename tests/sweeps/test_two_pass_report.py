@@ -55,6 +55,16 @@ def test_the_deployed_number_is_ranked_and_the_other_stands_beside_it(results: P
     assert "ranked by what is deployed" in page
 
 
+def test_speed_of_recurrent_scoring_is_shown_where_it_was_measured(results: Path) -> None:
+    assert "scored" not in board_of(results)[2].joinpath("report.html").read_text()
+    for rate, path in zip((800.0, 900.0), sorted(results.glob("runs/default/maglev-*/run.json")), strict=True):
+        record = json.loads(path.read_text())
+        record["timing"]["scoring_recurrent_tokens_per_s"] = rate
+        path.write_text(json.dumps(record))
+    page = board_of(results)[2].joinpath("report.html").read_text()
+    assert page.count("<small>scored 850</small>") == 1 and "token by token, many sequences side by side" in page
+
+
 def test_terminal_says_that_it_is_not_deployed(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["study=default", f"paths.results={results}", "reference=swa", "yardstick=false"])
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "teacher-forced" in line]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.dataset import Batch
+from data.dataset import Batch, total_variation
 from data.tasks import configs
 from data.tasks.dataset import TaskDataset
 from data.tasks.score import TaskScore
@@ -77,8 +77,8 @@ def test_processes_add_up(kind: str) -> None:
     whole, parts = dataset.new_score("test"), [dataset.new_score("test") for _ in range(3)]
     for number, batch in enumerate(batches):
         nats, correct = rng.random(batch.targets_BT.shape), rng.random(batch.targets_BT.shape) < 0.5
-        whole.add(batch, nats, correct)
-        parts[number % 3].add(batch, nats, correct)
+        whole.add(batch, nats, correct, nats / 2)
+        parts[number % 3].add(batch, nats, correct, nats / 2)
     parts[0].set_totals(sum(part.totals() for part in parts))
     for name, value in whole.metrics().items():
         assert parts[0].metrics()[name] == pytest.approx(value, rel=1e-12), name
@@ -97,9 +97,13 @@ def test_excess_of_the_true_distribution_is_nothing() -> None:
         choices = np.array(
             [[max(1, f"{answers:b}".count("1")) for answers in row] for row in batch.answers_BT.tolist()]
         )
-        score.add(batch, np.log(choices), np.ones(choices.shape, dtype=bool))
+        true = [[[(answers >> v) & 1 for v in range(19)] for answers in row] for row in batch.answers_BT.tolist()]
+        likely = torch.tensor(true) / torch.from_numpy(choices)[:, :, None]
+        variation = total_variation(likely.flatten(0, 1), batch.answers_BT.flatten()).view(choices.shape)
+        score.add(batch, np.log(choices), np.ones(choices.shape, dtype=bool), variation)
     metrics = score.metrics()
     assert metrics["excess"] == pytest.approx(0, abs=1e-12) and metrics["accuracy"] == 1
+    assert metrics["tvd"] == pytest.approx(0, abs=1e-7)
     assert 0 < metrics["loss"] < math.log(3)
 
 
@@ -131,3 +135,10 @@ def test_edges() -> None:
         score.add(strange, np.zeros((3, 6)), np.zeros((3, 6)))
     with pytest.raises(ValueError, match="nothing was scored"):
         configs()["regression"]().new_score(4).metrics()
+
+
+def test_total_variation_is_half_the_sum_of_differences() -> None:
+    likely = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.2, 0.3, 0.5]])
+    answers = torch.tensor([0b011, 0b100, 0b111])  # tokens 0 and 1; token 2; any
+    distance = 0.5 * (abs(0.2 - 1 / 3) + abs(0.3 - 1 / 3) + abs(0.5 - 1 / 3))
+    torch.testing.assert_close(total_variation(likely, answers), torch.tensor([0.0, 1.0, distance]))
