@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,19 @@ TASKS = "Tasks", "test/accuracy", "test/excess"
 TEXT = "Text", "test/bits_per_byte"
 
 
+NAMED = (
+    "transformer", "swa", "mamba2", "deltanet", "gated_deltanet", "xlstm", "mesa", "hyena", "toeplitz", "maglev",
+)  # fmt: skip
+
+FEW = 3
+"""Named mixers that a task's row in the table of accuracies must have at least."""
+
+
 def index(results: Path, sweeps: Path) -> str:
     """The whole file, of the studies that name a positive control: others count for nothing. Raises ClaimError for a damaged
     report."""
     reports = Reports(results)
-    names = sorted(file.parent.name for file in results.glob("*/report.json"))
-    controls = [one for name in names if (one := control(name, reports, sweeps)).figure is not None]
+    controls = _controls(results, sweeps, reports)
     parts = [INTRODUCTION]
     for title, *metrics in (TEXT, TASKS):
         found = [
@@ -37,7 +45,40 @@ def index(results: Path, sweeps: Path) -> str:
         if found:
             lines = "\n".join(_row(*one) for one in found)
             parts.append(f"## {title}\n\n| study | finding | made by |\n| --- | --- | --- |\n{lines}")
+    if table := accuracies(results, sweeps):
+        parts.append(
+            f"## Accuracy on the tasks\n\nOf the named mixers, on test, with 95 % intervals over seeds.\n\n{table}"
+        )
     return "\n\n".join(parts) + "\n"
+
+
+def _controls(results: Path, sweeps: Path, reports: Reports) -> list[Control]:
+    """Of all published studies that name one."""
+    names = sorted(file.parent.name for file in results.glob("*/report.json"))
+    return [one for name in names if (one := control(name, reports, sweeps)).figure is not None]
+
+
+def accuracies(results: Path, sweeps: Path, link: str = "") -> str:
+    """A table of the tasks whose control succeeded against the ten named mixers, or nothing. ``link``: where ``results`` lies
+    for the page that shows it. Empty cells were not run, intervals below half a hundredth
+    are left out."""
+    reports, rows = Reports(results), []
+    for one in _controls(results, sweeps, reports):
+        content = reports.get(one.study) or {}
+        found = {row["mixer"]: row for row in content["rows"] if row["rank"] is not None}
+        if content["metric"] != "test/accuracy" or not one.ok or len(found.keys() & set(NAMED)) < FEW:
+            continue
+        asked = re.split(r" *[,;(]", content["description"])[0]
+        cells = [_accuracy(found[name]) if name in found else "" for name in NAMED]
+        rows.append(f"| [{_escaped(asked)}]({link}{one.study}/report.html) | {' | '.join(cells)} |")
+    head = f"| | {' | '.join(f'`{name}`' for name in NAMED)} |\n|{' --- |' * (1 + len(NAMED))}"
+    return "\n".join([head, *rows]) if rows else ""
+
+
+def _accuracy(row: Mapping[str, Any]) -> str:
+    low, high = row["ci95"] or (row["mean"], row["mean"])
+    half = (high - low) / 2
+    return f"{row['mean']:.2f}" + (f" ± {half:.2f}" if half >= 0.005 else "")
 
 
 def _row(one: Control, content: Mapping[str, Any]) -> str:

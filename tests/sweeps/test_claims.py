@@ -17,7 +17,7 @@ from runs.identity import ROOT
 from sweeps.claims import check, main, make
 from sweeps.ledger.check import stale
 from sweeps.ledger.evidence import Cell, Reports, combine
-from sweeps.ledger.index import INDEX, index
+from sweeps.ledger.index import INDEX, NAMED, accuracies, index
 from sweeps.ledger.places import Place
 from sweeps.ledger.statements import ClaimError, read_papers
 from sweeps.ledger.verdicts import FAILS, HOLDS, OPEN, UNTESTED
@@ -436,6 +436,24 @@ def test_the_index_lists_studies_with_a_control(tmp_path: Path) -> None:
     assert "10 runs in the table, 2 min of training, tuning included<br>commit abcdef0<br>A CPU, 1 thread" in text
     assert "Counts for nothing: control failed: a 0.200" in text and "without" not in text
     assert text.index("## Text") < text.index("[met]") < text.index("## Tasks") < text.index("[failed]")
+
+
+def test_tasks_stand_in_one_table_if_their_control_succeeded(tmp_path: Path) -> None:
+    for name, best in (("good", 0.99), ("bad", 0.4)):
+        rows = [row(mixer, [best - i / 10] * 5, metric=ACCURACY) for i, mixer in enumerate(NAMED[:3])]
+        rows += [row("mesa", [0.1, 0.2, 0.3, 0.4, 0.5], metric=ACCURACY), row("other", [0.3] * 5, metric=ACCURACY)]
+        report(tmp_path, name, rows)
+        study(tmp_path, name, {"mixer": "transformer", "at_least": 0.9})
+    text_study(tmp_path, [row("a", CLEAR)])
+    head, _, *rows = accuracies(tmp_path / "results", tmp_path / "sweeps", "results/").splitlines()
+    assert head.count("`") == 20 and len(rows) == 1
+    assert rows[0] == "| [About good.](results/good/report.html) | 0.99 | 0.89 | 0.79 |  |  |  | 0.30 ± 0.20 |  |  |  |"
+    assert accuracies(tmp_path / "results", tmp_path / "sweeps") in index(tmp_path / "results", tmp_path / "sweeps")
+
+
+def test_the_readme_shows_the_table_of_tasks_as_it_is() -> None:
+    """After a new study: copy the last table of results/README.md, with its links under results/."""
+    assert accuracies(ROOT / "results", ROOT / "sweeps", "results/") in (ROOT / "README.md").read_text()
 
 
 def test_a_study_that_is_like_another_has_its_control(tmp_path: Path) -> None:
