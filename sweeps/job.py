@@ -13,6 +13,8 @@ from typing import Any
 
 from runs.run import STOPPED
 
+SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
+
 
 def _stop(number: int, _frame: Any) -> None:
     """Before training has begun and after it has ended there is nothing to save: leave at once and be requeued."""
@@ -37,7 +39,19 @@ def load(path: Path) -> Any:
 
 def main(arguments: list[str]) -> None:
     """Run a job. Exits with code 75 where a signal stopped it, 1 where it failed."""
-    for sign in (signal.SIGUSR2, signal.SIGTERM):
+    try:
+        _run(arguments)
+    except SystemExit as end:
+        if end.code == STOPPED:
+            # As soon as one task of the job has left, srun tells the others to terminate. One that died of that on its way
+            # out would hide the code that has the job requeued. What is ignored stays so while the interpreter ends.
+            for sign in SIGNALS:
+                signal.signal(sign, signal.SIG_IGN)
+        raise
+
+
+def _run(arguments: list[str]) -> None:
+    for sign in SIGNALS:
         signal.signal(sign, _stop)
     from hydra.core.hydra_config import HydraConfig
     from hydra.core.utils import configure_log

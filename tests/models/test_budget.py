@@ -72,9 +72,9 @@ def test_a_model_of_a_billion_parameters_takes_about_a_second():
     config = validate(raw)
     other = reference(raw, config)
     meet(config, other, GPT2)
-    begin = time.perf_counter()
+    begin = time.process_time()
     meet(config, other, GPT2)
-    assert time.perf_counter() - begin < 2, "0.1 s alone; the limit allows for a machine that is busy"
+    assert time.process_time() - begin < 2, "0.1 s alone; the limit allows for a machine that is busy"
 
 
 def test_two_passes_are_paid_for_by_the_mlp():

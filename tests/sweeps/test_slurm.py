@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from runs.host import git_commit
 from runs.identity import ROOT
 from runs.run import STOPPED
 from runs.validate import ConfigError
-from sweeps import slurm
+from sweeps import job, slurm
 from sweeps.job import load
 from sweeps.slurm import Slurm, SlurmError, array_script, clean_environment, follow_script
 from sweeps.snapshot import LARGEST, snapshot
@@ -250,3 +251,23 @@ def test_without_slurm_it_is_said_in_one_sentence(tmp_path):
     words = [sys.executable, "train.py", "-m", "mixer=swa", f"paths.results={tmp_path}", "hydra/launcher=slurm"]
     done = subprocess.run(words, cwd=ROOT, env={"PATH": ""}, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "there is no" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("code", "deaf"), [(75, True), (1, False)])
+def test_a_task_that_was_stopped_is_not_killed_on_its_way_out(
+    monkeypatch: pytest.MonkeyPatch, code: int, deaf: bool
+) -> None:
+    """srun terminates the other tasks as soon as one has left: their code, which has the job requeued, would be lost."""
+
+    def stopped(_: list[str]) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(job, "_run", stopped)
+    before = {number: signal.getsignal(number) for number in job.SIGNALS}
+    try:
+        with pytest.raises(SystemExit):
+            job.main([])
+        assert all((signal.getsignal(number) is signal.SIG_IGN) == deaf for number in job.SIGNALS)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
