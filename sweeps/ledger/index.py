@@ -60,8 +60,7 @@ def _controls(results: Path, sweeps: Path, reports: Reports) -> list[Control]:
 
 def accuracies(results: Path, sweeps: Path, link: str = "") -> str:
     """A table of the tasks whose control succeeded against the ten named mixers, or nothing. ``link``: where ``results`` lies
-    for the page that shows it. Empty cells were not run, intervals below half a hundredth
-    are left out."""
+    for the page that shows it. Empty cells were not run, intervals below half a hundredth are left out."""
     reports, rows = Reports(results), []
     for one in _controls(results, sweeps, reports):
         content = reports.get(one.study) or {}

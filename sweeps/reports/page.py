@@ -81,13 +81,14 @@ def _head(board: Board) -> str:
     run = board.runs[0]
     seeds = {row.estimate.n for row in board.rows}
     hardware = board.distinct("hardware")[0] or {}
-    device = hardware.get("gpu") or f"{hardware.get('cpu') or 'CPU'}, {hardware.get('threads', '?')} threads"
+    threads = hardware.get("threads", "?")
+    device = hardware.get("gpu") or f"{hardware.get('cpu') or 'CPU'}, {threads} thread{'s' if threads != 1 else ''}"
     science = run.science
     facts = {
         "mixers": str(len(board.rows)),
         "seeds each": " or ".join(map(str, sorted(seeds))),
         "parameters without embeddings": _range([row.count("params_non_embedding") for row in board.rows]),
-        "training tokens each": si(run.counts["tokens"]),
+        "training tokens each": _range([one.counts["tokens"] for one in board.runs]),
         "window": f"{science.get('data.seq_len', '?')} {_tokens(science.get('tokenizer.kind'))}",
         "training time, all runs": duration(board.seconds),
         "hardware": device,

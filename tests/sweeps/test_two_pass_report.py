@@ -100,8 +100,10 @@ def test_another_number_of_steps_is_a_budget_of_its_own(tmp_path: Path) -> None:
     """Equal FLOPs by more steps: ``steps`` is free then, and the reader is told."""
     write_run(tmp_path, "maglev", tuned=["steps"])
     write_run(tmp_path, "swa", tuned=["steps"], steps=400)
-    _, content, _ = make(study="default", results=tmp_path, yardstick=False)
+    _, content, folder = make(study="default", results=tmp_path, yardstick=False)
     assert any("training tokens differ" in warning for warning in content["warnings"])
+    page = (folder / "report.html").read_text()
+    assert "<dt>training tokens each</dt><dd>819 k \N{EN DASH} 1.64 M</dd>" in page and "1 threads" not in page
 
 
 def test_equal_budgets_need_no_lining_up(tmp_path: Path) -> None:
