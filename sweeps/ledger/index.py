@@ -9,6 +9,7 @@ from typing import Any
 
 from sweeps.ledger.evidence import Reports
 from sweeps.ledger.verdicts import Control, control
+from sweeps.reports.style import FIXED
 
 INDEX = "README.md"
 
@@ -23,10 +24,6 @@ all runs, from which `python -m sweeps.report study=<name>` makes the same files
 TASKS = "Tasks", "test/accuracy", "test/excess"
 TEXT = "Text", "test/bits_per_byte"
 
-
-NAMED = (
-    "transformer", "swa", "mamba2", "deltanet", "gated_deltanet", "xlstm", "mesa", "hyena", "toeplitz", "maglev",
-)  # fmt: skip
 
 FEW = 3
 """Named mixers that a task's row in the table of accuracies must have at least."""
@@ -65,12 +62,12 @@ def accuracies(results: Path, sweeps: Path, link: str = "") -> str:
     for one in _controls(results, sweeps, reports):
         content = reports.get(one.study) or {}
         found = {row["mixer"]: row for row in content["rows"] if row["rank"] is not None}
-        if content["metric"] != "test/accuracy" or not one.ok or len(found.keys() & set(NAMED)) < FEW:
+        if content["metric"] != "test/accuracy" or not one.ok or len(found.keys() & set(FIXED)) < FEW:
             continue
         asked = re.split(r" *[,;(]", content["description"])[0]
-        cells = [_accuracy(found[name]) if name in found else "" for name in NAMED]
+        cells = [_accuracy(found[name]) if name in found else "" for name in FIXED]
         rows.append(f"| [{_escaped(asked)}]({link}{one.study}/report.html) | {' | '.join(cells)} |")
-    head = f"| | {' | '.join(f'`{name}`' for name in NAMED)} |\n|{' --- |' * (1 + len(NAMED))}"
+    head = f"| | {' | '.join(f'`{name}`' for name in FIXED)} |\n|{' --- |' * (1 + len(FIXED))}"
     return "\n".join([head, *rows]) if rows else ""
 
 

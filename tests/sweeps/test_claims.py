@@ -17,11 +17,12 @@ from runs.identity import ROOT
 from sweeps.claims import check, main, make
 from sweeps.ledger.check import stale
 from sweeps.ledger.evidence import Cell, Reports, combine
-from sweeps.ledger.index import INDEX, NAMED, accuracies, index
+from sweeps.ledger.index import INDEX, accuracies, index
 from sweeps.ledger.places import Place
 from sweeps.ledger.statements import ClaimError, read_papers
 from sweeps.ledger.verdicts import FAILS, HOLDS, OPEN, UNTESTED
 from sweeps.reports.compare import holm
+from sweeps.reports.style import FIXED
 
 LOSS, ACCURACY = "test/bits_per_byte", "test/accuracy"
 CLEAR = [1.50, 1.51, 1.49, 1.52, 1.48]  # far below WORSE, seed by seed
@@ -440,14 +441,14 @@ def test_the_index_lists_studies_with_a_control(tmp_path: Path) -> None:
 
 def test_tasks_stand_in_one_table_if_their_control_succeeded(tmp_path: Path) -> None:
     for name, best in (("good", 0.99), ("bad", 0.4)):
-        rows = [row(mixer, [best - i / 10] * 5, metric=ACCURACY) for i, mixer in enumerate(NAMED[:3])]
+        rows = [row(mixer, [best - i / 10] * 5, metric=ACCURACY) for i, mixer in enumerate(FIXED[:3])]
         rows += [row("mesa", [0.1, 0.2, 0.3, 0.4, 0.5], metric=ACCURACY), row("other", [0.3] * 5, metric=ACCURACY)]
         report(tmp_path, name, rows)
         study(tmp_path, name, {"mixer": "transformer", "at_least": 0.9})
     text_study(tmp_path, [row("a", CLEAR)])
     head, _, *rows = accuracies(tmp_path / "results", tmp_path / "sweeps", "results/").splitlines()
     assert head.count("`") == 20 and len(rows) == 1
-    assert rows[0] == "| [About good.](results/good/report.html) | 0.99 | 0.89 | 0.79 |  |  |  | 0.30 ± 0.20 |  |  |  |"
+    assert rows[0] == "| [About good.](results/good/report.html) | 0.99 | 0.89 | 0.79 |  |  |  |  | 0.30 ± 0.20 |  |  |"
     assert accuracies(tmp_path / "results", tmp_path / "sweeps") in index(tmp_path / "results", tmp_path / "sweeps")
 
 
