@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,22 @@ import numpy as np
 
 from data.config import HfConfig
 from data.tokenizers import TOKENIZER_FILE, _PieceTokenizer, byte_characters
-from data.words import WordMemory
+from data.words import GPT2_ASCII, Cut, WordMemory, cut_at_spaces, cut_by_pattern
 
 log = logging.getLogger(__name__)
 
 SPACE = "\u2581"
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
-PATTERNS = (
-    # cl100k and Llama 3; Qwen 2. Like GPT-2's: no alternative goes on from another character to a space.
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+_CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CL100K_ASCII = (
+    r"[^\r\nA-Za-z0-9']?[A-Za-z]+|'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|'[A-Za-z]+|[0-9]{1,3}"
+    r"| ?[^\t-\r A-Za-z0-9]+[\r\n]*|[\t-\r ]*[\r\n]+|[\t-\r ]+(?![^\t-\r ])|[\t-\r ]+"
 )
+PATTERNS = {  # with its form for ASCII, as GPT2_ASCII; no alternative goes on from another character to a space
+    _CL100K: _CL100K_ASCII,  # cl100k and Llama 3
+    _CL100K.replace("{1,3}", ""): _CL100K_ASCII.replace("{1,3}", ""),  # Qwen 2
+}
 
 PROBES = (
     "",
@@ -107,9 +111,10 @@ class HfTokenizer(_PieceTokenizer):
         self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(spec))
         canonical = hashlib.sha256(json.dumps([spec, bos], sort_keys=True).encode()).hexdigest()
         super().__init__("hf", pieces, canonical, bos_id)
-        apart = self._words_are_apart(spec, plain)
-        self._words = WordMemory(self._encode_batch, self.token_bytes) if apart else None
+        self._words: WordMemory | None = None
         self._probe([*special, bos or ""])
+        if cut := self._cut(spec, plain):
+            self._words = WordMemory(cut, self._encode_batch, self.token_bytes)
 
     def encode(self, text: str) -> np.ndarray:
         text.encode()  # the library's own error for a lone surrogate is a TypeError about something else
@@ -144,15 +149,19 @@ class HfTokenizer(_PieceTokenizer):
         if missing := [token for token in wanted if token not in vocab]:
             raise ValueError(f"has no token for {len(missing)} of the 256 bytes, the first is {missing[0]!r}")
 
-    def _words_are_apart(self, spec: dict[str, Any], added: Iterable[str]) -> bool:
-        """Whether no token and no rule can reach from a character that is no space into a space after it."""
+    def _cut(self, spec: dict[str, Any], added: Collection[str]) -> Cut | None:
+        """How a text may be cut without changing its tokens; None if a token or rule may reach across any border."""
         if any(re.search(r"\S ", token) for token in added):
-            return False
-        if self._metaspace and spec["model"].get("ignore_merges"):
-            return False
-        if self._metaspace and any(re.search(rf"[^\s{SPACE}]{SPACE}", token) for token in spec["model"]["vocab"]):
-            return False
-        return self._metaspace or _known_pattern(spec["pre_tokenizer"])
+            return None
+        if self._metaspace:
+            if spec["model"].get("ignore_merges"):
+                return None
+            across = any(re.search(rf"[^\s{SPACE}]{SPACE}", token) for token in spec["model"]["vocab"])
+            return None if across else cut_at_spaces
+        pattern = _ascii_pattern(spec["pre_tokenizer"])
+        if pattern is None:
+            return None
+        return cut_at_spaces if added else cut_by_pattern(pattern)  # an added token may span pieces
 
     def _probe(self, special: Iterable[str]) -> None:
         for text in (*PROBES, "".join(PROBES), *special):
@@ -207,17 +216,14 @@ def _chain(step: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [step]
 
 
-def _known_pattern(pre_tokenizer: dict[str, Any]) -> bool:
+def _ascii_pattern(pre_tokenizer: dict[str, Any]) -> str | None:
+    """The form for ASCII of the pattern that takes text apart, if it is a known one."""
     steps = _chain(pre_tokenizer)
     if len(steps) == 1:
-        return bool(steps[0].get("use_regex", True))
-    return (
-        len(steps) == 2
-        and steps[0]["type"] == "Split"
-        and steps[0]["pattern"].get("Regex") in PATTERNS
-        and steps[0]["behavior"] == "Isolated"
-        and not steps[1].get("use_regex", True)
-    )
+        return GPT2_ASCII if steps[0].get("use_regex", True) else None
+    if len(steps) != 2 or steps[0]["type"] != "Split" or steps[0]["behavior"] != "Isolated":
+        return None
+    return None if steps[1].get("use_regex", True) else PATTERNS.get(steps[0]["pattern"].get("Regex"))
 
 
 def _metaspace_bytes(token: str) -> bytes:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from data.config import BpeConfig, HfConfig, TokenizerConfig
-from data.words import WordMemory
+from data.words import GPT2_ASCII, WordMemory, cut_by_pattern
 
 log = logging.getLogger(__name__)
 
@@ -122,8 +122,9 @@ class BpeTokenizer(_PieceTokenizer):
         pieces = [bytes(byte_of[char] for char in self._bpe.id_to_token(token) or "") for token in range(size)]
         model: dict[str, Any] = json.loads(serialized)["model"]
         super().__init__("bpe", pieces, model["merges"])
-        # Its pieces of text begin with a space or hold none: GPT-2's pattern, written into ``train``.
-        self._words = WordMemory(self._encode_batch, self.token_bytes)
+        self._words = WordMemory(
+            cut_by_pattern(GPT2_ASCII), self._encode_batch, self.token_bytes
+        )  # as ``train`` has it
 
     @classmethod
     def train(cls, texts: Iterable[str], *, vocab_size: int) -> BpeTokenizer:

@@ -140,8 +140,11 @@ def test_ids_are_the_library_s(style: tuple[dict[str, Any], HfTokenizer]) -> Non
     theirs = library(spec)
     prefix = "" if spec["pre_tokenizer"] and "Metaspace" not in str(spec["pre_tokenizer"]) else " "
     rng = np.random.default_rng(0)
-    alphabet = ["a", "the", " ", "  ", "\n", ".", "'ll", "é", "日", "7", "\t", "\u00a0", "\x1c", "\u3000", "-", "A"]
-    made = ["x" + "".join(rng.choice(alphabet, size=40)) for _ in range(300)]
+    ascii_only = ["a", "the", " ", "  ", "\n", ".", "'ll", "7", "\t", "\x1c", "-", "A"]
+    others = ["é", "日", "\u00a0", "\u3000", "\u0301", "²"]
+    made = ["x" + "".join(rng.choice(ascii_only, size=40)) for _ in range(300)]
+    made += ["x" + "".join(rng.choice(ascii_only + others, size=40)) for _ in range(300)]
+    made += ["x" + "".join(rng.choice(ascii_only * 40 + others, size=100)) for _ in range(300)]  # one here and there
     assert tokenizer._words is not None
     for text in [*TEXTS, *made]:
         wanted = theirs.encode(text, add_special_tokens=False).ids
@@ -150,7 +153,7 @@ def test_ids_are_the_library_s(style: tuple[dict[str, Any], HfTokenizer]) -> Non
 
 
 def test_the_memory_of_words_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data.words.MAX_WORDS", 50)
+    monkeypatch.setattr("data.words.MAX_PARTS", 50)
     monkeypatch.setattr("data.words.MAX_CHARS", 5)
     tokenizer = HfTokenizer(json.dumps(byte_level()), None)
     for text in TEXTS:
