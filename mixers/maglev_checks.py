@@ -138,6 +138,9 @@ def _without_effect(config: MaglevConfig) -> list[tuple[bool, tuple[str, ...], s
         (config.sharing == "separate", scalars, "sharing=separate, where each pass has blocks of its own"),
         (config.prefill != "q_assisted", ("prefill_passes",), f"prefill={config.prefill}"),
         (config.lam_steps == 0, ("lam_start",), "lam_steps=0"),
+        (config.lam == config.lam_start, ("lam_steps",), f"lam_start=lam={config.lam}"),
+        # The distance is measured all the same, so its form is seen in the metrics.
+        (config.lam == config.lam_start == 0, ("detach",), "lam=0, where no gradient comes from the distance"),
         (not config.mixed, (*of_gates, "rec_proj", "rec_init"), ways),
         (not {"k", "cross"} & set(config.injection), ("rec_key_norm",), f"{ways}, which has no key"),
         (not {"k", "v"} <= set(config.injection), ("gates_for",), f"{ways}, which has not both k and v"),

@@ -354,7 +354,8 @@ def test_gradient_reaches_the_prefiller_through_the_memory_alone():
 def test_detached_side_is_not_moved_by_the_distance(detach, stays):
     gradients = []
     for strength in (0.0, 1.0):
-        model = model_of("mixer=maglev", "mixer.sharing=separate", f"mixer.lam={strength}", f"mixer.detach={detach}")
+        held = [f"mixer.detach={detach}"] if strength else []
+        model = model_of("mixer=maglev", "mixer.sharing=separate", f"mixer.lam={strength}", *held)
         if stays == "prefiller":
             named = dict(model.prefiller.named_parameters())
             with torch.no_grad():  # without this path the prefiller still hears of the distance through the memory

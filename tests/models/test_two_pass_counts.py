@@ -133,6 +133,11 @@ def test_training_flops_agree_with_a_flop_counter(name):
         (["mixer=lrt", "mixer.sep_x0=false"], "mixer.sep_x0=False: has no effect with kind=lrt"),
         (["mixer=maglev", "mixer.sharing=separate", "mixer.sep_x0=false"], "has no effect with sharing=separate"),
         (["mixer=maglev", "mixer.training=bptt", "mixer.detach=target"], "has no effect with training=bptt"),
+        (["mixer=maglev", "mixer.lam=0", "mixer.detach=target"], "mixer.detach=target: has no effect with lam=0"),
+        (
+            ["mixer=maglev", "mixer.lam=0.5", "mixer.lam_start=0.5", "mixer.lam_steps=9"],
+            "mixer.lam_steps=9: has no effect with lam_start=lam=0.5; leave it at 0",
+        ),
         (["mixer=maglev", "mixer.injection=[residual]", "mixer.gate_shape=element"], "with injection=[residual]"),
         (["mixer=maglev", "mixer.injection=[v]", "mixer.rec_key_norm=full"], "injection=[v], which has no key"),
         (["mixer=maglev", "mixer.residual_init=0.2"], "injection=[k,v], which has no residual; leave it at 0.1"),
