@@ -99,6 +99,10 @@ class FixedMix(Mixer):
         ``state``: its "memory", and the counters that all operators share.
         """
 
+    def normalise(self, operator: int, y_BTHV: Tensor, position_T: Tensor) -> Tensor:
+        """What an operator gives, divided as its position in the document (T,) or (B,T) demands."""
+        return y_BTHV
+
     @abstractmethod
     def memory(self, batch_size: int, max_len: int, device: torch.device, dtype: torch.dtype) -> State:
         """Of one operator before the first token: "memory", and the counters length, start and any others."""
@@ -125,6 +129,7 @@ class FixedMix(Mixer):
             x_BTHV, memory = self.mix(operator, x_BTHV, own, context)
             if memory is not None:
                 after[f"memory_{operator}"] = memory
+            x_BTHV = self.normalise(operator, x_BTHV, position_T)
             if self.bias_OHL is not None:
                 bias_TH = self.bias_OHL[operator].T[position_T.clamp(max=c.length - 1)]
                 x_BTHV = x_BTHV + bias_TH[..., None].to(x_BTHV.dtype)

@@ -2,7 +2,8 @@
 
     y_t = sum_{k <= t} f_k x_{t-k} + c_t
 
-All channels of a head pass the same filter, which knows nothing of the input. J: neighbours, channels v - J + 1 to v of
+All channels of a head pass the same filter, which knows nothing of the input. The authors also tried to divide the sum by
+that of the taps so far, f_0 + ... + f_t (``normaliser``). J: neighbours, channels v - J + 1 to v of
 a head that its channel v reads, each through a filter of its own (``kernel``).
 """
 
@@ -26,6 +27,7 @@ from mixers.ops.online_conv import init_conv_state, online_conv
 INITS = ("paper", "shift", "zeros")
 FREEZE = ("none", "toeplitz", "all_but_projections")
 EXTEND = ("error", "zero")
+NORMALISERS = ("none", "sum", "positive")
 NOISE = 0.1  # of the paper's standard deviation, beside the one tap of init=shift
 
 
@@ -36,6 +38,7 @@ class ToeplitzConfig(FixedMixConfig):
 
     kind: str = "toeplitz"
     kernel: int = 1
+    normaliser: str = "none"
     init: str = "paper"
     freeze: str = "none"
     extend: str = "error"
@@ -43,7 +46,8 @@ class ToeplitzConfig(FixedMixConfig):
 
     def check(self, path: str) -> None:
         super().check(path)
-        for name, choices in (("init", INITS), ("freeze", FREEZE), ("extend", EXTEND), ("backend", BACKENDS)):
+        choices_of = {"init": INITS, "freeze": FREEZE, "extend": EXTEND, "normaliser": NORMALISERS, "backend": BACKENDS}
+        for name, choices in choices_of.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{path}.{name}={getattr(self, name)}: must be one of {', '.join(choices)}")
         if not 1 <= self.kernel <= self.width:
@@ -58,6 +62,13 @@ class ToeplitzConfig(FixedMixConfig):
                 f"{path}.init=zeros: two zero operators behind one another get no gradient; with expanded=true it "
                 "must be paper or shift"
             )
+        if self.normaliser != "none" and self.kernel > 1:
+            raise ValueError(
+                f"{path}.normaliser={self.normaliser}: is for one filter for each head; with kernel={self.kernel} it must "
+                "be none"
+            )
+        if self.normaliser == "sum" and self.init == "zeros":
+            raise ValueError(f"{path}.init=zeros: normaliser=sum would divide by zero; it must be paper or shift")
         if self.freeze == "all_but_projections" and not self.headed:
             raise ValueError(f"{path}.freeze={self.freeze}: headed=false has no projections; must be none or toeplitz")
 
@@ -68,7 +79,12 @@ class ToeplitzConfig(FixedMixConfig):
         return None if self.extend == "zero" else self.length
 
     def accessories(self) -> dict[str, str]:
-        return {**super().accessories(), "kernel over channels": str(self.kernel), "frozen": self.freeze}
+        return {
+            **super().accessories(),
+            "kernel over channels": str(self.kernel),
+            "frozen": self.freeze,
+            "normaliser": self.normaliser,
+        }
 
     def build(self, layer_index: int, n_layers: int) -> Mixer:
         return Toeplitz(self)
@@ -88,7 +104,7 @@ class Toeplitz(FixedMix):
             self.bias_OHL.requires_grad_(c.freeze != "all_but_projections")
 
     def mix(self, operator: int, x_BTHV: Tensor, state: State | None, context: Context) -> tuple[Tensor, Tensor | None]:
-        filter, steps = self.filter_OHJL[operator], x_BTHV.shape[1]
+        filter, steps = self.taps(operator), x_BTHV.shape[1]
         if self.config.kernel == 1:
             filter = filter[:, 0]
         options: dict[str, Any] = {"segment_ids": context.segment_ids, "backend": self.config.backend}
@@ -99,6 +115,17 @@ class Toeplitz(FixedMix):
         own = {"buffer": state["memory"], **{key: state[key] for key in ("length", "start", "base")}}
         y_BTHV, own = online_conv(x_BTHV, filter, own, donate_state=context.donate_state, **options)
         return y_BTHV, own["buffer"]
+
+    def taps(self, operator: int) -> Tensor:
+        """(H,J,L) what the tokens are weighted with, by lag."""
+        filter_HJL = self.filter_OHJL[operator]
+        return F.softplus(filter_HJL) if self.config.normaliser == "positive" else filter_HJL
+
+    def normalise(self, operator: int, y_BTHV: Tensor, position_T: Tensor) -> Tensor:
+        if self.config.normaliser == "none":
+            return y_BTHV
+        sum_LH = self.taps(operator)[:, 0].cumsum(-1).T
+        return y_BTHV / sum_LH[position_T.clamp(max=self.config.length - 1)][..., None].to(y_BTHV.dtype)
 
     def memory(self, batch_size: int, max_len: int, device: torch.device, dtype: torch.dtype) -> State:
         shape = (self.config.groups, self.config.width)
@@ -115,10 +142,11 @@ class Toeplitz(FixedMix):
             super().check_length(reached)
 
     def cell_flops_per_token(self, seq_len: int) -> float:
-        """Of the convolutions in the form that a CPU runs at this length, and the biases."""
+        """Of the convolutions in the form that a CPU runs at this length, the biases and divisions."""
         c = self.config
         convolution = conv_flops_per_token(seq_len, c.groups * c.kernel, c.width, c.backend)
-        return c.operators * (convolution + c.position_bias * c.groups * c.width)
+        for_each_channel = c.position_bias + (c.normaliser != "none")
+        return c.operators * (convolution + for_each_channel * c.groups * c.width)
 
     def state_bytes(self, seq_len: int, dtype: torch.dtype) -> int:
         """One number of float32 (or wider) per channel, token and operator."""
@@ -146,7 +174,7 @@ class Toeplitz(FixedMix):
         """(index, margin) of each filter, by (operator, head, neighbour); the last neighbour is the channel itself."""
         shape = self.filter_OHJL.shape[:3]
         return {
-            (o, h, j): fredholm_index(self.filter_OHJL[o, h, j])
+            (o, h, j): fredholm_index(self.taps(o)[h, j])
             for o in range(shape[0])
             for h in range(shape[1])
             for j in range(shape[2])

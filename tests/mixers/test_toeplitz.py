@@ -36,6 +36,8 @@ def literal(built, x_BTD):
     c = built.config
     x = x_BTD if built.project is None else built.project(x_BTD)
     x = x.unflatten(-1, (c.groups, c.width))
+    if not isinstance(c, MaskedMixerConfig):
+        taps = (1 + built.filter_OHJL.exp()).log() if c.normaliser == "positive" else built.filter_OHJL
     for o in range(c.operators):
         x = F.silu(x) if o else x
         y = torch.zeros_like(x)
@@ -47,7 +49,9 @@ def literal(built, x_BTD):
                 for j, v in itertools.product(range(c.kernel), range(c.width)):
                     channel = v + j - (c.kernel - 1)
                     if channel >= 0 and t - s < c.length:
-                        y[:, t, h, v] += built.filter_OHJL[o, h, j, t - s] * x[:, s, h, channel]
+                        y[:, t, h, v] += taps[o, h, j, t - s] * x[:, s, h, channel]
+            if not isinstance(c, MaskedMixerConfig) and c.normaliser != "none":
+                y[:, t, h] /= sum(taps[o, h, 0, k] for k in range(min(t + 1, c.length)))
             if c.position_bias:
                 y[:, t, h] += built.bias_OHL[o, h, min(t, c.length - 1)]
         x = y
@@ -64,6 +68,9 @@ OPTIONS = [
     {"expanded": True, "kernel": 2, "headed": False},
     {"position_bias": False},
     {"extend": "zero", "length": 5},
+    {"normaliser": "sum"},
+    {"normaliser": "positive", "headed": False, "expanded": True},
+    {"normaliser": "positive", "extend": "zero", "length": 5},
     {"extend": "zero", "length": 1, "expanded": True, "kernel": 2},
     {"cls": MaskedMixerConfig},
     {"cls": MaskedMixerConfig, "headed": False, "expanded": True},
@@ -184,6 +191,9 @@ def test_backends(backend):
         ({"length": 0}, "mixer.length=0"),
         ({"length": 1, "init": "shift"}, "mixer.length=1: init=shift"),
         ({"init": "zeros", "expanded": True}, "mixer.init=zeros: two zero operators"),
+        ({"normaliser": "mean"}, "mixer.normaliser=mean: must be one of none, sum, positive"),
+        ({"normaliser": "sum", "kernel": 2}, "mixer.normaliser=sum: is for one filter .* kernel=2"),
+        ({"normaliser": "sum", "init": "zeros"}, "mixer.init=zeros: normaliser=sum would divide by zero"),
         ({"freeze": "all_but_projections", "headed": False}, "mixer.freeze=all_but_projections: headed=false"),
     ],
 )
