@@ -17,7 +17,7 @@ INTRODUCTION = """\
 # Results
 
 Made by `python -m sweeps.claims` from the `report.json` of each study. [CLAIMS.md](CLAIMS.md) holds what three papers claim against these
-figures. Models of 0.1 to 0.7 million parameters on two CPU cores: nothing here is said of larger ones. Verdicts are those of the reports: 95 %
+figures. Models of less than two million parameters on two CPU cores: nothing here is said of larger ones. Verdicts are those of the reports: 95 %
 intervals over seeds, differences paired by seed, Holm's correction within the study. Each folder has the page, the tables and the records of
 all runs, from which `python -m sweeps.report study=<name>` makes the same files again, byte for byte."""
 
@@ -92,7 +92,7 @@ def _made(content: Mapping[str, Any]) -> str:
     told = [
         f"`python train.py study={content['study']}{limited}`",
         f"{sum(row['n'] for row in ranked)} runs in the table, {content['seconds'] / 60:.0f} min of training, tuning included",
-        f"commit {_listed([str(commit)[:7] for commit in content['commits']])}",
+        f"commit {_listed([_short(str(commit)) for commit in content['commits']])}",
         _listed(
             [
                 f"{one['gpu'] or one['cpu']}, {one['threads']} thread{'s' if one['threads'] != 1 else ''}"
@@ -101,6 +101,12 @@ def _made(content: Mapping[str, Any]) -> str:
         ),
     ]
     return "<br>".join(told)
+
+
+def _short(commit: str) -> str:
+    """The mark of uncommitted changes stays."""
+    name, plus, changes = commit.partition("+")
+    return f"{name[:7]}{plus}{changes}"
 
 
 def _listed(names: Sequence[str]) -> str:

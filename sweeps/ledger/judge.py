@@ -36,6 +36,7 @@ class Finding:
     wanted: list[str] = field(default_factory=list)  # thresholds, in words
     metrics: dict[str, None] = field(default_factory=dict)  # an ordered set
     unpaired: bool = False
+    at_edge: dict[str, None] = field(default_factory=dict)  # mixers whose chosen point is the last of its grid
 
     @property
     def p_for(self) -> float:
@@ -71,6 +72,14 @@ def _specs(keys: Spec, name: str) -> list[dict[str, Any]]:
     return [{**base, **(one if isinstance(one, Mapping) else {"mixer": one})} for one in as_list(keys.get(name))]
 
 
+def _note_edges(spec: Spec, reports: Reports, out: Finding) -> None:
+    """A mixer that chose the last rate of its grid might do better with another one: whoever reads a verdict must know."""
+    for study in as_list(spec["study"]):
+        rows = _report(reports, str(study))["rows"]
+        if any(row["mixer"] == spec["mixer"] and row.get("at_edge") for row in rows):
+            out.at_edge[str(spec["mixer"])] = None
+
+
 def _terms(spec: Spec, reports: Reports, who: str) -> list[tuple[float, Place]]:
     """Of one study, or the mean over several."""
     studies = [str(study) for study in as_list(spec["study"])]
@@ -92,6 +101,8 @@ def _what(spec: Spec) -> str:
         words.append(str(spec["slice"]))
     if spec.get("positions"):
         words.append(f"positions {spec['positions'][0]} to {spec['positions'][1]}")
+    if spec.get("distance"):
+        words.append(f"distance at {spec['distance'][0]} to {spec['distance'][1]}")
     if spec.get("suite"):
         words.append(str(spec.get("metric")))
     return " ".join(words)
@@ -99,8 +110,8 @@ def _what(spec: Spec) -> str:
 
 def _lower_is_better(spec: Spec, reports: Reports, who: str) -> bool:
     """Raises ClaimError for a metric of a suite of which the report does not say what is better."""
-    if spec.get("positions"):
-        return True  # losses, whatever the table's metric
+    if spec.get("positions") or spec.get("distance"):
+        return True  # losses and distances, whatever the table's metric
     study = str(as_list(spec["study"])[0])
     content = _report(reports, study)
     if not spec.get("suite"):
@@ -165,15 +176,19 @@ def _pairs(keys: Spec, reports: Reports, who: str, out: Finding) -> Iterator[tup
             terms = _minus(mine, other, reports, who)
             out.figures.append(make(f"{_what(mine)} minus {_what(other)}", DIFFERENCE, terms, reports))
             out.unpaired |= not outcome(terms, reports).paired
+            _note_edges(other, reports, out)
             yield mine, terms
 
 
 def _note(spec: Spec, reports: Reports, who: str, out: Finding) -> Terms:
-    """A cell's own figure, and what is measured there."""
+    """A cell's own figure, what is measured there, and whether its tuning ended at the edge."""
     terms = _terms(spec, reports, who)
+    _note_edges(spec, reports, out)
     out.figures.append(make(_what(spec), MEAN, terms, reports))
     content = _report(reports, str(as_list(spec["study"])[0]))
-    metric = "loss by position" if spec.get("positions") else str(spec.get("metric") or content["metric"])
+    metric = str(spec.get("metric") or content["metric"])
+    if spec.get("positions") or spec.get("distance"):
+        metric = "loss by position" if spec.get("positions") else "distance of the passes' memories"
     out.metrics[metric if not spec.get("suite") else f"{spec['suite']}: {metric}"] = None
     return terms
 

@@ -46,7 +46,8 @@ class Place:
 
 
 def locate(content: Mapping[str, Any], spec: Mapping[str, Any], study: str, who: str) -> Place:
-    """The place of the figure that a test names by ``mixer``, ``metric``, ``mode``, ``slice``, ``suite``, ``positions``.
+    """The place of the figure that a test names by ``mixer``, ``metric``, ``mode``, ``slice``, ``suite``, ``positions``,
+    ``distance``.
 
     Raises ClaimError, naming mixer and metric, where the report lacks it, NotMeasured where a whole suite is not there.
     """
@@ -55,6 +56,8 @@ def locate(content: Mapping[str, Any], spec: Mapping[str, Any], study: str, who:
     mixer, metric = spec["mixer"], str(spec.get("metric") or content["metric"])
     if spec.get("suite"):
         return _in_suite(content, spec, study, who)
+    if spec.get("distance"):
+        return _in_drift(content, spec, study, who)
     index = _row(content, mixer, metric, spec.get("mode"), study, who)
     if spec.get("slice"):
         return _in_slice(content, mixer, metric, str(spec["slice"]), study, who)
@@ -140,15 +143,30 @@ def _in_positions(content: Mapping[str, Any], mixer: str, wanted: Any, study: st
         raise NotMeasured(f"the suite positions has not been run on {study}: eval.py suite=[positions]")
     if mixer not in content["positions"]:
         raise ClaimError(f"{who}: mixer {mixer}, metric positions: not in {study}/report.json, which has {', '.join(content['positions'])}")  # fmt: skip
-    if not isinstance(wanted, list) or len(wanted) != 2 or not wanted[0] < wanted[1]:
-        raise ClaimError(f"{who}: positions={wanted}: must be two growing numbers, tokens or shares of the context")
     edges = content["positions"][mixer][0]["edges"]
-    scale = edges[-1] if wanted[1] <= 1 else 1
-    low, high = (round(scale * x) for x in wanted)
+    return Place(study, f"/positions/{_escaped(mixer)}", span=_span(wanted, edges, edges[-1], f"{who}: mixer {mixer}, metric positions"))  # fmt: skip
+
+
+def _in_drift(content: Mapping[str, Any], spec: Mapping[str, Any], study: str, who: str) -> Place:
+    """How far apart the memories of a two-pass model's passes are, in positions as above. Without a mode: recurrent."""
+    mixer, mode = spec["mixer"], spec.get("mode") or "recurrent"
+    found = (content.get("drift") or {}).get(mode) or {}
+    if mixer not in found:
+        raise ClaimError(f"{who}: mixer {mixer}, distance in mode {mode}: not in {study}/report.json, which has {', '.join(found) or 'none'}")  # fmt: skip
+    run = found[mixer][0]
+    span = _span(spec["distance"], run["edges"], run["train_length"], f"{who}: mixer {mixer}, distance")
+    return Place(study, f"/drift/{mode}/{_escaped(mixer)}", span=span)
+
+
+def _span(wanted: Any, edges: Sequence[int], whole: int, who: str) -> tuple[int, int]:
+    """The ranges that lie in ``wanted``, which is in tokens, or shares of ``whole`` where both are at most 1."""
+    if not isinstance(wanted, list) or len(wanted) != 2 or not wanted[0] < wanted[1]:
+        raise ClaimError(f"{who}={wanted}: must be two growing numbers, tokens or shares of the context")
+    low, high = (round(whole * x) for x in wanted) if wanted[1] <= 1 else wanted
     inside = [i for i, (a, b) in enumerate(zip(edges, edges[1:], strict=False)) if a >= low and b <= high]
     if not inside:
-        raise ClaimError(f"{who}: mixer {mixer}, metric positions {low} to {high}: {study}/report.json has no range in it, but edges {edges}")  # fmt: skip
-    return Place(study, f"/positions/{_escaped(mixer)}", span=(edges[inside[0]], edges[inside[-1] + 1]))
+        raise ClaimError(f"{who} {low} to {high}: the report has no range in it, but edges {edges}")
+    return edges[inside[0]], edges[inside[-1] + 1]
 
 
 def _escaped(name: str) -> str:

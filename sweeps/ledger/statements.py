@@ -17,7 +17,7 @@ from runs.validate import unknown_key
 FOLDER = Path(__file__).parent
 PAPER_KEYS = ("paper", "source", "note", "claims")
 CLAIM_KEYS = ("id", "claim", "figure", "where", "here", "test", "command", "why", "confound")
-CELL_KEYS = ("study", "mixer", "metric", "mode", "slice", "suite", "positions")
+CELL_KEYS = ("study", "mixer", "metric", "mode", "slice", "suite", "positions", "distance")
 """What picks one figure out of a report; see `sweeps.ledger.places`."""
 
 TESTS = {

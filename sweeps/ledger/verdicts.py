@@ -180,6 +180,8 @@ def _decide(family: Sequence[Judged]) -> None:
             notes.append(f"the interval alone says: {side}; {len(tested)} tests of this paper do not allow it (Holm)")
         if finding.unpaired:
             notes.append("not paired by seed")
+        if finding.at_edge:
+            notes.append(f"the largest or smallest rate tried was chosen for {', '.join(finding.at_edge)}")
         one.note = "; ".join(notes)
     for one in family:
         if one.finding is not None and one.finding.exact:

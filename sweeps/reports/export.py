@@ -27,6 +27,7 @@ def report_json(board: Board, command: str) -> dict[str, Any]:
         "rows": [one for row in board.rows for one in (_row(row, board), *_other_rows(row, board))],
         "slices": slices.plain(board.slices),
         "positions": {row.label: [run.positions for run in row.entry.runs] for row in board.rows if _placed(row)},
+        **({"drift": apart} if (apart := _drift(board)) else {}),
         "diagnostics": diagnostics.plain(diagnostics.findings(board.rows)),
         "equal_flops": budget.plain(board.equal_flops),
         **({"evaluations": evaluations.plain(board.evaluations)} if board.evaluations else {}),
@@ -57,6 +58,19 @@ def report_json(board: Board, command: str) -> dict[str, Any]:
         "versions": board.distinct("versions"),
         "seconds": round(board.seconds, 1),
     }
+
+
+def _drift(board: Board) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """By mode and mixer, for each run: how far the memories of a two-pass model's passes are apart, by position."""
+    rows = [row for row in board.rows if all("drift" in run.record for run in row.entry.runs)]
+    out: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for mode, key in (("recurrent", "recurrent"), ("teacher-forced", "teacher_forced")):
+        for row in rows:
+            found = [run.record["drift"] for run in row.entry.runs]
+            out.setdefault(mode, {})[row.label] = [
+                {"edges": one["edges"], "mean": one[key], "train_length": one["train_length"]} for one in found
+            ]
+    return out
 
 
 def _placed(row: Row) -> bool:

@@ -92,6 +92,19 @@ GOLDEN = {
 }
 
 
+LARGER = {  # the same width, rates of their own
+    ("mesanet_440m", "transformer"): [6.412831, 6.340996, 6.125337, 6.103093],
+    ("mesanet_440m", "mesa"): [6.108832, 6.065423, 6.031245, 6.029401],
+    ("mesanet_1b", "transformer"): [6.412831, 6.382492, 6.260108, 6.215615],
+    ("mesanet_1b", "mesa"): [6.108832, 6.082637, 6.07655, 6.073822],
+}
+
+
+@pytest.mark.parametrize(("recipe", "mixer"), LARGER)
+def test_first_losses_of_the_larger_recipes(recipe, mixer, tmp_path):
+    assert first_losses(tmp_path, recipe, mixer) == pytest.approx(LARGER[recipe, mixer], abs=SPREAD, rel=0)
+
+
 @pytest.mark.parametrize("mixer", GOLDEN)
 def test_first_losses(mixer, tmp_path):
     window = ["mixer.window=16"] if mixer == "swa" else []

@@ -11,6 +11,7 @@ ROWS = {
     "toeplitz": ("toeplitz",),
     "toeplitz_headless": ("toeplitz", "mixer.headed=false"),
     "toeplitz_expanded": ("toeplitz", "mixer.expanded=true"),
+    "toeplitz_expanded_headless": ("toeplitz", "mixer.expanded=true", "mixer.headed=false"),
     "toeplitz_kernel8": ("toeplitz", "mixer.headed=false", "mixer.kernel=8"),
     "masked_mixer": ("masked_mixer",),
     "transformer": ("transformer",),
@@ -31,6 +32,8 @@ def layer(row: str, d: int, n: int) -> tuple[int, int]:
             return 0, 2 * n
         case "toeplitz_expanded":
             return projections[0], projections[1] + 2 * 4 * 2 * n
+        case "toeplitz_expanded_headless":
+            return 0, 2 * 2 * n
         case "toeplitz_kernel8":
             return 0, 8 * n + n
         case "masked_mixer":
@@ -100,6 +103,7 @@ GOLDEN = {
     "toeplitz": [14.864958, 14.973631, 14.843206, 14.612335],
     "toeplitz_headless": [10.724508, 10.92143, 10.788836, 10.624196],
     "toeplitz_expanded": [11.355552, 11.426793, 11.142466, 11.05912],
+    "toeplitz_expanded_headless": [11.071005, 11.149744, 10.984683, 10.719841],
     "toeplitz_kernel8": [16.948544, 16.74839, 16.511154, 16.366041],
     "masked_mixer": [14.955262, 14.76377, 14.748335, 14.39794],
     "transformer": [11.120714, 11.106842, 10.694446, 10.51119],

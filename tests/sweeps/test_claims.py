@@ -16,7 +16,7 @@ from scipy import stats
 from runs.identity import ROOT
 from sweeps.claims import check, main, make
 from sweeps.ledger.check import stale
-from sweeps.ledger.evidence import Cell, Reports, combine
+from sweeps.ledger.evidence import Reports
 from sweeps.ledger.index import INDEX, accuracies, index
 from sweeps.ledger.places import Place
 from sweeps.ledger.statements import ClaimError, read_papers
@@ -65,7 +65,7 @@ def report(root: Path, study: str, rows: Sequence[dict[str, Any]], **more: Any) 
         "description": f"About {study}.",
         "finding": ["It was found."],
         "seconds": 120.0,
-        "commits": ["abcdef0123"],
+        "commits": ["abcdef0123", "abcdef0123+changes"],
         **content,
     }
     content = {"hardware": [{"cpu": "A CPU", "threads": 1, "gpu": None}], **content}
@@ -234,94 +234,6 @@ def test_the_mean_over_studies_is_paired_too(tmp_path: Path) -> None:
     assert found["p_for"] == pytest.approx(stats.ttest_1samp(gaps, 0).pvalue)
 
 
-# ---- where figures stand ---------------------------------------------------------------------------------------------
-
-
-def test_modes_of_one_run_are_compared_by_the_reports_own_difference(tmp_path: Path) -> None:
-    forced = row("a", [1.4] * 5, rank=None, mode="teacher-forced")
-    for key in ("values", "seeds"):
-        del forced[key]
-    forced["minus_deployed"] = {"mean": -0.1, "ci95": [-0.12, -0.08]}
-    text_study(tmp_path, [row("a", CLEAR, mode="recurrent"), forced])
-    test = {"study": "text", "mixer": "a", "mode": "teacher-forced", "than": {"mode": "recurrent"}}
-    found = verdict(tmp_path, {"better": test})
-    assert found["verdict"] == HOLDS and found["figures"][1]["text"] == "\N{MINUS SIGN}0.100 ± 0.020 (n = 5)"
-    assert verdict(tmp_path, {"equal_within": {**test, "margin": 0.01}})["verdict"] == FAILS
-    swapped = {"study": "text", "mixer": "a", "mode": "recurrent", "than": {"mode": "teacher-forced"}}
-    assert verdict(tmp_path, {"better": swapped})["verdict"] == FAILS
-
-
-def test_slices_are_paired_by_seed(tmp_path: Path) -> None:
-    a, b = [0.9, 0.92, 0.91, 0.94], [0.8, 0.9, 0.7, 0.75]
-    rows = [row("a", a, metric=ACCURACY), row("b", b, metric=ACCURACY)]
-    mixers = {r["mixer"]: {"mean": [1.0, r["mean"]], "values": [[1.0] * 4, r["values"]]} for r in rows}
-    text_study(tmp_path, rows, slices=[{"slice": "pairs", "metric": ACCURACY, "labels": [4, 16], "mixers": mixers}])
-    found = verdict(tmp_path, {"better": {"study": "text", "mixer": "a", "than": "b", "slice": "pairs=max"}})
-    assert found["p_for"] == pytest.approx(stats.ttest_rel(a, b).pvalue)
-    same = verdict(tmp_path, {"better": {"study": "text", "mixer": "a", "than": "b", "slice": "pairs=16"}})
-    assert same["figures"][0]["text"] == found["figures"][0]["text"]
-
-
-def test_positions_are_means_over_ranges_by_their_length(tmp_path: Path) -> None:
-    edges = [0, 1, 2, 4, 8]
-    runs = {
-        m: [{"edges": edges, "mean": [5, 4, 3 + s / 10 + d, 2 + d]} for s in range(3)]
-        for m, d in (("a", 0), ("b", 0.5))
-    }
-    text_study(tmp_path, [row("a", CLEAR[:3]), row("b", WORSE[:3])], positions=runs)
-    found = verdict(tmp_path, {"better": {"study": "text", "mixer": "a", "than": "b", "positions": [0.25, 1.0]}})
-    assert found["figures"][0]["text"].startswith(f"{np.mean([(2 * (3 + s / 10) + 4 * 2) / 6 for s in range(3)]):.3f}")
-    assert found["figures"][0]["terms"][0]["span"] == [2, 8]
-    tokens = verdict(tmp_path, {"better": {"study": "text", "mixer": "a", "than": "b", "positions": [2, 8]}})
-    assert tokens["figures"][1]["text"] == found["figures"][1]["text"] == "\N{MINUS SIGN}0.500 ± 0.000 (n = 3)"
-
-
-def evaluation(
-    mixer: str, metric: str, values: Sequence[float], better: str | None = "lower", mode: str = "parallel"
-) -> dict[str, Any]:
-    """A row under ``evaluations``; its runs come in another order than the table's."""
-    own = row(mixer, values, metric=metric, mode=mode)
-    del own["seeds"]
-    return {**own, "values": own["values"][::-1], "runs": own["runs"][::-1], "better": better}
-
-
-def test_suites_are_paired_by_the_seeds_of_their_runs(tmp_path: Path) -> None:
-    rows = [
-        evaluation("a", "loss/length=512", CLEAR),
-        evaluation("a", "loss/length=4096", LIKE_CLEAR),
-        evaluation("a", "loss/length=4096", [9.0] * 5, mode="teacher_forced"),
-        evaluation("b", "loss/length=4096", WORSE[:4]),
-        evaluation("b", "index", WORSE, None),
-        {"mixer": "h", "mode": "parallel", "metric": "loss/length=4096", "n": 0, "mean": None, "reason": "too long"},
-    ]
-    other = {"suite": "mesa", "rows": []}
-    text_study(
-        tmp_path, [row("a", CLEAR), row("b", WORSE)], evaluations=[other, {"suite": "extrapolation", "rows": rows}]
-    )
-    test = {"study": "text", "suite": "extrapolation", "metric": "loss/length=max", "mixer": "a", "than": "b"}
-    found = verdict(tmp_path, {"better": test})
-    assert found["verdict"] == HOLDS
-    assert found["p_for"] == pytest.approx(stats.ttest_rel(LIKE_CLEAR[:4], WORSE[:4]).pvalue)
-    assert found["figures"][0]["terms"][0]["pointer"] == "/evaluations/1/rows/1"
-    within = verdict(tmp_path, {"better": {**test, "than": {"metric": "loss/length=min"}}})
-    assert min(within["p_for"], within["p_against"]) == pytest.approx(stats.ttest_rel(LIKE_CLEAR, CLEAR).pvalue)
-    forced = verdict(tmp_path, {"better": {**test, "than": {"mode": "teacher_forced"}}})
-    assert forced["verdict"] == HOLDS
-    none = verdict(tmp_path, {"better": {**test, "than": "h"}})
-    assert none["verdict"] == UNTESTED and none["reason"] == "h, loss/length=4096: too long"
-    with pytest.raises(ClaimError, match=r"^c0: mixer b, metric index: neither more nor less of it is better"):
-        verdict(tmp_path, {"better": {**test, "mixer": "b", "metric": "index", "than": "b"}})
-    with pytest.raises(ClaimError, match=r"^c0: mixer z, metric loss/length=max of suite extrapolation: not in"):
-        verdict(tmp_path, {"better": {**test, "mixer": "z"}})
-
-
-def test_pairs_are_the_common_seeds(tmp_path: Path) -> None:
-    a = Cell(1.0, 0.1, 3, {(0, 0): 1.0, (1, 1): 1.2, (2, 2): 0.8})
-    b = Cell(2.0, 0.1, 3, {(1, 1): 2.0, (2, 2): 1.7, (3, 3): 2.3})
-    found = combine([(1.0, a), (-1.0, b)])
-    assert found.n == 2 and found.mean == pytest.approx(((1.2 - 2.0) + (0.8 - 1.7)) / 2) and found.paired
-
-
 # ---- what makes a claim untested -------------------------------------------------------------------------------------
 
 
@@ -434,7 +346,10 @@ def test_the_index_lists_studies_with_a_control(tmp_path: Path) -> None:
     assert (
         "[met](met/report.html)**<br>About met. | It was found. | `python train.py study=met trainer.threads=1`" in text
     )
-    assert "10 runs in the table, 2 min of training, tuning included<br>commit abcdef0<br>A CPU, 1 thread" in text
+    assert (
+        "10 runs in the table, 2 min of training, tuning included<br>commit abcdef0, abcdef0+changes<br>A CPU, 1 thread"
+        in text
+    )
     assert "Counts for nothing: control failed: a 0.200" in text and "without" not in text
     assert text.index("## Text") < text.index("[met]") < text.index("## Tasks") < text.index("[failed]")
 
