@@ -239,7 +239,10 @@ def _contrast(keys: Spec, reports: Reports, who: str, out: Finding) -> None:
         _note(spec, reports, who, out)
     signs = [(1.0, spec) for spec in plus] + [(-1.0, spec) for spec in minus]
     terms = [(sign * weight, place) for sign, spec in signs for weight, place in _terms(spec, reports, who)]
-    what = " minus ".join(" plus ".join(_what(spec) for spec in side) for side in (plus, minus))
+    sides = [" plus ".join(_what(spec) for spec in side) for side in (plus, minus)]
+    what = " minus ".join(
+        f"({side})" if len(specs) > 1 else side for side, specs in zip(sides, (plus, minus), strict=True)
+    )
     out.figures.append(make(what, DIFFERENCE, terms, reports))
     found = outcome(terms, reports)
     out.unpaired |= not found.paired
