@@ -10,7 +10,7 @@ import numpy as np
 
 from sweeps.reports.collect import Run
 from sweeps.reports.compare import Estimate, over_seeds
-from sweeps.reports.format import si
+from sweeps.reports.format import interval, si
 from sweeps.reports.style import Look
 from sweeps.reports.tuning import Entry
 
@@ -136,8 +136,6 @@ def _row(row: AtBudget, reference: str, digits: int, style: Mapping[str, Look]) 
 
 
 def _number(e: Estimate, digits: int, sign: bool = False) -> str:
-    from sweeps.reports.terminal import interval
-
     mean, _, rest = interval(e, digits, sign=sign).partition(" ")
     return f"<b>{mean}</b>" + (f"<small>{rest}</small>" if rest else "")
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sweeps.reports.compare import Estimate
+    from sweeps.reports.table import Board
 
 MINUS = "\N{MINUS SIGN}"
 PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
@@ -45,3 +50,29 @@ def digits_for(spread: float) -> int:
     if not spread > 0 or not math.isfinite(spread):
         return 3
     return min(6, max(2, 2 - math.floor(math.log10(spread))))
+
+
+def decimals(board: Board) -> int:
+    """Enough to see the differences between rows."""
+    means = [row.estimate.mean for row in board.rows]
+    return max(3, digits_for(max(means) - min(means))) if len(means) > 1 else 3
+
+
+def interval(e: Estimate, digits: int, sign: bool = False) -> str:
+    """``1.234 [1.210, 1.258]``."""
+    write = signed if sign else (lambda value, d: f"{value:.{d}f}")
+    if e.low is None or e.high is None:
+        return write(e.mean, digits)
+    return f"{write(e.mean, digits)} [{write(e.low, digits)}, {write(e.high, digits)}]"
+
+
+def half(e: Estimate, digits: int, sign: bool = False) -> str:
+    """``1.234 ±0.024``: the intervals are symmetric, and a terminal is narrow."""
+    mean = signed(e.mean, digits) if sign else f"{e.mean:.{digits}f}"
+    return mean if e.high is None else f"{mean} ±{e.high - e.mean:.{digits}f}"
+
+
+def over(board: Board) -> str:
+    """What the intervals are over, for a heading."""
+    kinds = {row.estimate.over for row in board.rows} - {"none"}
+    return " or ".join(sorted(kinds)) or "none"

@@ -8,11 +8,10 @@ from html import escape
 
 from sweeps.reports.bar import Bar
 from sweeps.reports.compare import Comparison, Estimate
-from sweeps.reports.format import si
+from sweeps.reports.format import decimals, interval, si
 from sweeps.reports.matching import summary, words
 from sweeps.reports.style import Look
 from sweeps.reports.table import Board, OtherMode, Row
-from sweeps.reports.terminal import decimals, interval
 from sweeps.reports.wording import needs
 
 WIDTH, HEIGHT = 230, 26

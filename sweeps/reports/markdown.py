@@ -7,10 +7,9 @@ import io
 from typing import Any
 
 from sweeps.reports import evaluations, evaluations_text, scaling, scaling_text
-from sweeps.reports.format import duration, si
+from sweeps.reports.format import decimals, duration, half, over, si
 from sweeps.reports.matching import summary, words
 from sweeps.reports.table import Board, Row
-from sweeps.reports.terminal import decimals, half, over
 from sweeps.reports.wording import needs, open_questions, power_note, question, sentences
 
 

@@ -8,13 +8,12 @@ from typing import Any
 
 from sweeps.reports import budget, evaluations_text, failures, plots_evaluations, plots_scaling, scaling, scaling_text
 from sweeps.reports.drawing import Picture
-from sweeps.reports.format import duration, si
+from sweeps.reports.format import decimals, duration, si
 from sweeps.reports.leaderboard import leaderboard
 from sweeps.reports.page_style import style_sheet
 from sweeps.reports.proof import accessories, proof, tuning
 from sweeps.reports.style import looks
 from sweeps.reports.table import Board
-from sweeps.reports.terminal import decimals
 from sweeps.reports.wording import open_questions, power_note, question, sentences
 
 SMALL = ("curve_flops", "curve_seconds")

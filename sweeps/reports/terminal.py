@@ -8,40 +8,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sweeps.reports.compare import Estimate
-from sweeps.reports.format import digits_for, duration, si, signed
+from sweeps.reports.format import decimals, duration, half, over, si
 from sweeps.reports.table import Board, Row
 
 COSTS = ("tok/s", "state", "params")
 """Columns for which a narrow terminal has no room, the last first; params are without embeddings."""
 
 STYLES = {"better": "green", "worse": "red"}
-
-
-def decimals(board: Board) -> int:
-    """Enough to see the differences between rows."""
-    means = [row.estimate.mean for row in board.rows]
-    return max(3, digits_for(max(means) - min(means))) if len(means) > 1 else 3
-
-
-def interval(e: Estimate, digits: int, sign: bool = False) -> str:
-    """``1.234 [1.210, 1.258]``."""
-    write = signed if sign else (lambda value, d: f"{value:.{d}f}")
-    if e.low is None or e.high is None:
-        return write(e.mean, digits)
-    return f"{write(e.mean, digits)} [{write(e.low, digits)}, {write(e.high, digits)}]"
-
-
-def half(e: Estimate, digits: int, sign: bool = False) -> str:
-    """``1.234 ±0.024``: the intervals are symmetric, and a terminal is narrow."""
-    mean = signed(e.mean, digits) if sign else f"{e.mean:.{digits}f}"
-    return mean if e.high is None else f"{mean} ±{e.high - e.mean:.{digits}f}"
-
-
-def over(board: Board) -> str:
-    """What the intervals are over, for a heading."""
-    kinds = {row.estimate.over for row in board.rows} - {"none"}
-    return " or ".join(sorted(kinds)) or "none"
 
 
 def show(board: Board, folder: Path, console: Console | None = None) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sweeps.reports.compare import ONE_SEED, Comparison
+from sweeps.reports.format import decimals, half
 from sweeps.reports.power import MOST, POWER
 from sweeps.reports.table import Board
-from sweeps.reports.terminal import decimals, half
 
 DATA_NAMES = {"kjv": "the King James Bible"}
 OPEN = "not distinguishable"
