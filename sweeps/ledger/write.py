@@ -20,7 +20,8 @@ INTRODUCTION = """\
 Made by `python -m sweeps.claims` from the papers' claims ([`sweeps/ledger/`](../sweeps/ledger)) and from `report.json` of our studies;
 [docs/claims.md](../docs/claims.md) says what the verdicts mean. Our figures are of models of less than two million parameters on two CPU cores:
 *holds* and *does not hold* are said of that size and of nothing larger. Means with 95 % intervals over seeds (n), differences
-paired by seed, verdicts after Holm's correction over all tests of one paper. Beside each claim: a study that tests it, or the command that would."""
+paired by seed, verdicts after Holm's correction over all tests of one paper. Beside each claim: a study that tests it, or the command that would.
+Numbers that stand for a paper's words ("far", "much", "ruined") follow its own figures, but many were set after our studies had been run."""
 
 
 # ---- JSON ------------------------------------------------------------------------------------------------------------
