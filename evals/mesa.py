@@ -60,7 +60,8 @@ def solver(mixers: list[Mesa], steps: int, tol: float | None) -> Iterator[None]:
 
 @suite("mesa", MesaSuiteConfig)
 def evaluate(subject: Subject, config: MesaSuiteConfig, parts: Parts) -> Result:
-    """Metrics ``loss/cg_steps=<n>``, ``loss/tol=<t>`` and ``steps/tol=<t>`` (mean over tokens, heads and layers). Tables:
+    """Metrics ``loss/cg_steps=<n>``, ``loss/tol=<t>`` and ``steps/tol=<t>`` (mean over tokens, heads and layers), and
+    ``loss/first_quarter/<setting>`` and ``loss/last_quarter/<setting>``: what few steps cost early and late. Tables:
     ``curves`` with the loss by position and the steps by layer, head and position of each setting; ``internals`` with the
     condition number of H + Lambda and the half-life by layer and head."""
     result = Result()
@@ -87,8 +88,11 @@ def evaluate(subject: Subject, config: MesaSuiteConfig, parts: Parts) -> Result:
                 taken = _steps(subject, mixers, config, edges)
             total = np.add.reduceat(np.where(graded, nats, 0.0).sum(0), edges[:-1])
             count = np.add.reduceat(graded.sum(0), edges[:-1])
+            quarter = max(1, graded.shape[1] // 4)
             return {
                 "loss": float(total.sum() / count.sum()),
+                "first_quarter": _mean(nats[:, :quarter], graded[:, :quarter]),
+                "last_quarter": _mean(nats[:, -quarter:], graded[:, -quarter:]),
                 "edges": edges,
                 "mean": (total / count).tolist(),
                 "steps": taken,
@@ -98,8 +102,18 @@ def evaluate(subject: Subject, config: MesaSuiteConfig, parts: Parts) -> Result:
         result.tables.setdefault("curves", {})[name] = found
         result.metrics[f"loss/{name}"] = found["loss"]
         result.metrics[f"steps/{name}"] = float(np.mean(found["steps"]))
+        for part in ("first_quarter", "last_quarter"):
+            metric = f"loss/{part}/{name}"
+            result.metrics[metric] = found[part]
+            if found[part] is None:
+                result.reasons[metric] = "no target is graded there"
     result.tables["internals"] = parts("internals", lambda: _internals(subject, mixers, config, edges))
     return result
+
+
+def _mean(nats_NT: np.ndarray, graded_NT: np.ndarray) -> float | None:
+    """Mean of the graded targets; None where there are none: a task asks late."""
+    return float(nats_NT[graded_NT].mean()) if graded_NT.any() else None
 
 
 def _observed(subject: Subject, config: MesaSuiteConfig) -> Batch:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from data.dataset import Batch
 from evals.adapter import Adapter
 from evals.downstream import DownstreamConfig
 from evals.downstream import evaluate as downstream
@@ -134,7 +135,23 @@ def test_mesas_settings_are_alike_for_a_uniform_model(texts: Path) -> None:  # n
     subject = subject_of("mesa", texts, uniform=True)
     found = mesa(subject, MesaSuiteConfig(sequences=3, cg_steps=[0, 2], tol=[1e-3], observed=1), Parts(None)).metrics
     losses = [value for name, value in found.items() if name.startswith("loss/")]
-    assert losses == pytest.approx([math.log(V)] * 3, rel=1e-6)
+    assert losses == pytest.approx([math.log(V)] * 9, rel=1e-6)
+
+
+def test_mesas_quarters_are_the_first_and_the_last_of_the_positions(texts: Path) -> None:  # noqa: F811
+    """Where every target costs its position in nats, the first quarter costs its mean and the last one its own."""
+    subject = subject_of("mesa", texts)
+    T = subject.dataset.seq_len
+
+    def by_position(subject: Subject, batch: Batch, mode: str, chunk: int) -> torch.Tensor:
+        return torch.arange(T, dtype=torch.float32).expand(batch.targets_BT.shape)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evals.carried.nats_of", by_position)
+        found = mesa(subject, MesaSuiteConfig(sequences=3, cg_steps=[2], tol=[], observed=1), Parts(None)).metrics
+    assert found["loss/cg_steps=2"] == (T - 1) / 2
+    assert found["loss/first_quarter/cg_steps=2"] == (T / 4 - 1) / 2
+    assert found["loss/last_quarter/cg_steps=2"] == T - 1 - (T / 4 - 1) / 2
 
 
 def test_the_identity_has_index_zero(texts: Path) -> None:  # noqa: F811
