@@ -5,6 +5,8 @@ import math
 
 import pytest
 import torch
+import yaml
+from omegaconf import OmegaConf
 
 from models.lm import build_model, model_for
 from models.optim import group_counts, make_optimizer
@@ -16,7 +18,7 @@ from runs.load import open_data
 from runs.validate import ConfigError, validate
 from runs.wandb_sink import NoSink
 from sweeps.plan import main as plan
-from tests.recipes.common import REDUCED, checked, composed
+from tests.recipes.common import REDUCED, ROOT, checked, composed
 
 VOCABULARY = 32768
 MATRICES, TABLE = 12 * 20 * 1280**2, VOCABULARY * 1280  # of the blocks; of one embedding
@@ -52,6 +54,8 @@ def test_budget_and_data_are_the_papers():
     assert config.tokenizer.vocab_size == VOCABULARY
     assert (config.precision, config.optimizer.clip, config.match) == ("bf16", None, "none")
     assert config.model.head_dim == 128 and config.model.mlp_width == 5120
+    schedule = config.schedule  # three steps of a golden run cannot tell these numbers from others
+    assert (schedule.kind, schedule.warmup_steps, schedule.decay_fraction, schedule.final) == ("trapezoid", 0, 0.5, 0.0)
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -179,6 +183,16 @@ def test_a_run_goes_on_bit_by_bit_from_its_checkpoint(tmp_path):
 
 
 # ---- the study -------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_the_study_are_those_of_these_tests():
+    """Sizes and FLOPs do not show lambda."""
+    rows = OmegaConf.to_container(OmegaConf.load(ROOT / "sweeps" / "maglev_d20.yaml"))["mixers"]
+    for name, (mixer, *fields) in ROWS.items():
+        fields_of = {key: [yaml.safe_load(value)] for key, value in (field.split("=") for field in fields)}
+        if "shared" in name:
+            fields_of["mixer.sharing"] = ["shared"]  # said there, though it is what Maglev has
+        assert {"mixer": name, **rows[name]} == {"mixer": mixer, **fields_of}
 
 
 def test_study_has_the_eight_rows_of_the_table(capsys):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import yaml
+from omegaconf import OmegaConf
 
-from tests.recipes.common import SPREAD, checked, first_losses, group_sizes, planned
+from runs.validate import validate
+from sweeps.study import Study
+from tests.recipes.common import SPREAD, checked, composed, first_losses, group_sizes, planned
 
 VOCABULARY = 8000
 ROWS = {
@@ -97,6 +101,30 @@ def test_widths_of_the_papers_pairing(capsys, tmp_path):
     rows = planned(capsys, "study=tmm_fineweb_widths", "mixer=toeplitz_d1024,hyena", f"paths.results={tmp_path}")
     assert rows["hyena"]["off"] == {"params": 0, "flops": 0, "state": 0}
     assert 2 < rows["toeplitz_d1024"]["off"]["params"] < 2.5 and 2 < rows["toeplitz_d1024"]["off"]["flops"] < 2.5
+
+
+@pytest.mark.parametrize(
+    ("name", "d", "n"), [("tmm_fineweb", 512, 512), ("tmm_fineweb_d1024", 1024, 512), ("tmm_fineweb_n1024", 512, 1024)]
+)
+def test_studies_have_every_form_at_their_size_and_the_same_rates(name, d, n):
+    composition = composed(f"study={name}")
+    config = validate(composition)
+    assert (config.model.d_model, config.model.mlp_width, config.data.seq_len) == (d, 4 * d, n)
+    assert (config.tokens_per_step, config.steps) == (65_536, 200_000)
+    study = Study.parse(OmegaConf.to_container(composition.study))
+    assert set(study.mixers) == set(ROWS) - {"swa"} | {"swa_w64", "swa_w128", "swa_w256"}
+    for row, grid in study.mixers.items():
+        mixer, *fields = ROWS.get(row, ("swa", f"mixer.window={row[5:]}"))
+        wanted = {key: [yaml.safe_load(value)] for key, value in (field.split("=") for field in fields)}
+        assert study.base(row) == mixer and grid == {**wanted, "optimizer.lr": [2e-4, 5e-4, 1e-3]}
+
+
+@pytest.mark.parametrize("study", ["tmm_fineweb", "tmm_fineweb_d1024", "tmm_fineweb_n1024"])
+def test_every_studyhas_a_plan(study, capsys, tmp_path):
+    rows = planned(capsys, f"study={study}", "mixer=toeplitz,toeplitz_headless", f"paths.results={tmp_path}")
+    assert [row["tokens"] for row in rows.values()] == [200_000 * 65_536] * 2
+    sizes = {"tmm_fineweb": (50.3, 41.8), "tmm_fineweb_d1024": (184.4, 150.8), "tmm_fineweb_n1024": (50.4, 41.9)}[study]
+    assert [row["params"] / 1e6 for row in rows.values()] == pytest.approx(sizes, abs=0.06)
 
 
 GOLDEN = {
