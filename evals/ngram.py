@@ -1,8 +1,9 @@
 """The yardstick: a byte-level 5-gram, in bits per byte on exactly the bytes that models are graded on.
 
 Interpolated Kneser-Ney with three discounts per order (Chen and Goodman 1998, section 3; "modified Kneser-Ney"), 4
-bytes of context, trained on the train split once. It knows nothing of tokenizers: the figure is the same for bytes and
-BPE. A mixer that does not beat it has learned less than counting does. No torch, so that reports stay quick.
+bytes of context. It counts as much of the train split as the models read. It knows nothing of tokenizers: the figure
+is the same for bytes and BPE. A mixer that does not beat it has learned less than counting does. No torch, so that
+reports stay quick.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ BASE = 257
 MAX_TRAIN_BYTES = 2**25
 """Counts are kept in memory: of a larger corpus only so many bytes are counted (32 MiB), and the report says so."""
 
-VERSION = 1
+VERSION = 2
 """Raise it whenever the same text would give other figures: cached ones are then not found."""
 
 
@@ -164,20 +165,28 @@ class Yardstick:
         return bits_per_byte(float(self.document_nats(graded).sum()), int(graded.sum()))
 
 
-def yardstick(data_cfg: CorpusConfig, cache: Path, *, max_train_bytes: int = MAX_TRAIN_BYTES) -> Yardstick:
-    """The yardstick of a corpus, cached under ``cache`` by its texts and split fractions.
+def yardstick(
+    data_cfg: CorpusConfig, cache: Path, *, share: float = 1.0, max_train_bytes: int = MAX_TRAIN_BYTES
+) -> Yardstick:
+    """The yardstick of a corpus, cached under ``cache`` by its texts, its split fractions and what was counted.
 
-    Trained and scored on the byte tokenizer's token files, which are the documents' bytes in the order of every split.
-    Raises what ``data.prepare.prepare`` raises.
+    ``share`` of the train split's bytes are counted, above 1 all of them, but ``max_train_bytes`` at most: models that
+    have read half of a text are held to what counting learns from half of it. Trained and scored on the byte
+    tokenizer's token files, which are the documents' bytes in the order of every split. Raises what
+    ``data.prepare.prepare`` raises, and ValueError if ``share`` is not above 0.
     """
+    if not share > 0:
+        raise ValueError(f"share={share}: must be above 0")
     folder = prepare(data_cfg, BytesConfig(), cache)
-    file = cache / f"ngram{ORDER}-v{VERSION}-{max_train_bytes}-{folder.name}.npz"
+    size = (folder / "train.bin").stat().st_size
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    dtype = np.dtype(manifest["dtype"])
+    wanted = max(2, min(max_train_bytes, round(min(share, 1.0) * size / dtype.itemsize)))
+    file = cache / f"ngram{ORDER}-v{VERSION}-{wanted}-{max_train_bytes}-{folder.name}.npz"
     if not file.exists():
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if manifest["bos_id"] != BOUNDARY:
             raise ValueError(f"{folder}: BOS is {manifest['bos_id']}, the yardstick expects {BOUNDARY}")
-        dtype = np.dtype(manifest["dtype"])
-        train = np.fromfile(folder / "train.bin", dtype=dtype, count=max_train_bytes)
+        train = _part(np.fromfile(folder / "train.bin", dtype=dtype, count=max_train_bytes), wanted)
         test = np.fromfile(folder / "test.bin", dtype=dtype)
         nats = NGram(train).nats(test)
         starts = np.flatnonzero(test == BOUNDARY)
@@ -191,3 +200,15 @@ def yardstick(data_cfg: CorpusConfig, cache: Path, *, max_train_bytes: int = MAX
         os.replace(temporary, file)
     with np.load(file) as found:
         return Yardstick(found["byte_nats"], found["document_bytes"], int(found["train_bytes"]))
+
+
+def _part(tokens: np.ndarray, wanted: int) -> np.ndarray:
+    """``wanted`` symbols of a stream: whole documents in random order, the last one cut. A model reads windows from all over
+    the text, so the first half of a book would not do."""
+    if wanted >= len(tokens):
+        return tokens
+    starts = np.flatnonzero(tokens == BOUNDARY)
+    sizes = np.diff(np.append(starts, len(tokens)))
+    order = np.random.default_rng(0).permutation(len(starts))
+    enough = int(np.searchsorted(np.cumsum(sizes[order]), wanted)) + 1
+    return np.concatenate([tokens[starts[i] : starts[i] + sizes[i]] for i in order[:enough]])[:wanted]

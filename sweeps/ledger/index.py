@@ -10,6 +10,7 @@ from typing import Any
 from sweeps.ledger.evidence import Reports
 from sweeps.ledger.verdicts import Control, control
 from sweeps.reports.style import FIXED
+from sweeps.reports.table import DISAGREE
 
 INDEX = "README.md"
 
@@ -19,11 +20,16 @@ INTRODUCTION = """\
 Made by `python -m sweeps.claims` from the `report.json` of each study. [CLAIMS.md](CLAIMS.md) holds what three papers claim against these
 figures. Models of less than two million parameters on two CPU cores: nothing here is said of larger ones. Verdicts are those of the reports: 95 %
 intervals over seeds, differences paired by seed, Holm's correction within the study. Each folder has the page, the tables and the records of
-all runs, from which `python -m sweeps.report study=<name>` makes the same files again, byte for byte."""
+all runs, from which `python -m sweeps.report study=<name>` makes the same files again, byte for byte. A commit with `+changes` had study
+files in its working tree that were committed later; what trains (`models/ data/ runs/`, the mixers) is held to be equal by its hash,
+which each page shows."""
 
 TASKS = "Tasks", "test/accuracy", "test/excess"
 TEXT = "Text", "test/bits_per_byte"
 
+
+LEGEND = """95 % intervals over seeds, left out below 0.005; where seeds differ by more than 0.25 no run is like their mean, and the
+smallest and the largest stand in brackets. Chance is what the task's statistics give without its answer."""
 
 FEW = 3
 """Named mixers that a task's row in the table of accuracies must have at least."""
@@ -43,9 +49,7 @@ def index(results: Path, sweeps: Path) -> str:
             lines = "\n".join(_row(*one) for one in found)
             parts.append(f"## {title}\n\n| study | finding | made by |\n| --- | --- | --- |\n{lines}")
     if table := accuracies(results, sweeps):
-        parts.append(
-            f"## Accuracy on the tasks\n\nOf the named mixers, on test, with 95 % intervals over seeds.\n\n{table}"
-        )
+        parts.append(f"## Accuracy on the tasks\n\nOf the named mixers, on test. {LEGEND}\n\n{table}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -57,7 +61,7 @@ def _controls(results: Path, sweeps: Path, reports: Reports) -> list[Control]:
 
 def accuracies(results: Path, sweeps: Path, link: str = "") -> str:
     """A table of the tasks whose control succeeded against the ten named mixers, or nothing. ``link``: where ``results`` lies
-    for the page that shows it. Empty cells were not run, intervals below half a hundredth are left out."""
+    for the page that shows it. Empty cells were not run; `LEGEND` says what the others hold."""
     reports, rows = Reports(results), []
     for one in _controls(results, sweeps, reports):
         content = reports.get(one.study) or {}
@@ -65,13 +69,17 @@ def accuracies(results: Path, sweeps: Path, link: str = "") -> str:
         if content["metric"] != "test/accuracy" or not one.ok or len(found.keys() & set(FIXED)) < FEW:
             continue
         asked = re.split(r" *[,;(]", content["description"])[0]
-        cells = [_accuracy(found[name]) if name in found else "" for name in FIXED]
+        chance = next((f"{cut['chance']:.2f}" for cut in content["slices"] if cut.get("chance") is not None), "")
+        cells = [chance, *(_accuracy(found[name]) if name in found else "" for name in FIXED)]
         rows.append(f"| [{_escaped(asked)}]({link}{one.study}/report.html) | {' | '.join(cells)} |")
-    head = f"| | {' | '.join(f'`{name}`' for name in FIXED)} |\n|{' --- |' * (1 + len(FIXED))}"
+    head = f"| | chance | {' | '.join(f'`{name}`' for name in FIXED)} |\n|{' --- |' * (2 + len(FIXED))}"
     return "\n".join([head, *rows]) if rows else ""
 
 
 def _accuracy(row: Mapping[str, Any]) -> str:
+    low, high = min(row["values"]), max(row["values"])
+    if high - low > DISAGREE:
+        return f"{row['mean']:.2f} ({low:.2f} to {high:.2f})"
     low, high = row["ci95"] or (row["mean"], row["mean"])
     half = (high - low) / 2
     return f"{row['mean']:.2f}" + (f" ± {half:.2f}" if half >= 0.005 else "")

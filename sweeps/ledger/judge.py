@@ -13,9 +13,13 @@ from typing import Any
 
 from sweeps.ledger.evidence import Outcome, Reports
 from sweeps.ledger.figures import DIFFERENCE, MEAN, RATIO, Figure, Terms, make, outcome, ratio
-from sweeps.ledger.places import Place, locate, row_place
+from sweeps.ledger.places import NotMeasured, Place, locate, row_place
 from sweeps.ledger.statements import CELL_KEYS, ClaimError, Test, as_list
+from sweeps.reports.compare import ALPHA
 from sweeps.reports.tuning import lower_is_better
+
+SOLVED = 0.99
+"""An accuracy at which a task is solved: where two mixers are there, no task can tell which is better at it."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Finding:
     wanted: list[str] = field(default_factory=list)  # thresholds, in words
     metrics: dict[str, None] = field(default_factory=dict)  # an ordered set
     unpaired: bool = False
+    documents: bool = False  # some difference is clear over seeds, but not over test documents
     at_edge: dict[str, None] = field(default_factory=dict)  # mixers whose chosen point is the last of its grid
 
     @property
@@ -141,20 +146,31 @@ def _minus(a: Spec, b: Spec, reports: Reports, who: str) -> list[tuple[float, Pl
 
 
 def _better(keys: Spec, reports: Reports, who: str, out: Finding) -> None:
-    for mine, terms in _pairs(keys, reports, who, out):
+    for mine, other, terms in _pairs(keys, reports, who, out):
+        _refuse_solved(mine, other, reports, who)
         found = outcome(terms, reports)
         below, above = found.below(0.0), found.above(0.0)
         p_for, p_against = (below, above) if _lower_is_better(mine, reports, who) else (above, below)
         documents = _documents(terms, reports)
         if documents is not None:
+            out.documents |= min(p_for, p_against) < ALPHA <= documents
             p_for, p_against = max(p_for, documents), max(p_against, documents)
         out.parts.append(Part(p_for, p_against))
+
+
+def _refuse_solved(mine: Spec, other: Spec, reports: Reports, who: str) -> None:
+    """Raises NotMeasured where both solve the task: at a ceiling nothing is better, and that refutes nothing."""
+    metric = str(mine.get("metric") or _report(reports, str(as_list(mine["study"])[0]))["metric"])
+    if metric.partition("=")[0].rsplit("/", 1)[-1] != "accuracy" and not metric.startswith("test/accuracy"):
+        return
+    if all(outcome(_terms(spec, reports, who), reports).mean >= SOLVED for spec in (mine, other)):
+        raise NotMeasured(f"{mine['mixer']} and {other['mixer']} both solve it: accuracies of {SOLVED} and more")
 
 
 def _no_worse(keys: Spec, reports: Reports, who: str, out: Finding) -> None:
     margin = float(keys["margin"])
     out.wanted.append(f"worse by no more than {keys['margin']}")
-    for mine, terms in _pairs(keys, reports, who, out):
+    for mine, _, terms in _pairs(keys, reports, who, out):
         found = outcome(terms, reports)
         if _lower_is_better(mine, reports, who):
             out.parts.append(Part(found.below(margin), found.above(margin)))
@@ -164,11 +180,11 @@ def _no_worse(keys: Spec, reports: Reports, who: str, out: Finding) -> None:
 
 def _equal_within(keys: Spec, reports: Reports, who: str, out: Finding) -> None:
     out.wanted.append(f"equal within {keys['margin']}")
-    for _, terms in _pairs(keys, reports, who, out):
+    for _, _, terms in _pairs(keys, reports, who, out):
         _add_within(terms, float(keys["margin"]), reports, out)
 
 
-def _pairs(keys: Spec, reports: Reports, who: str, out: Finding) -> Iterator[tuple[Spec, Terms]]:
+def _pairs(keys: Spec, reports: Reports, who: str, out: Finding) -> Iterator[tuple[Spec, Spec, Terms]]:
     """Each of ``mixer`` minus each of ``than``; their figures are noted on the way."""
     for mine in _specs(keys, "mixer"):
         _note(mine, reports, who, out)
@@ -177,7 +193,7 @@ def _pairs(keys: Spec, reports: Reports, who: str, out: Finding) -> Iterator[tup
             out.figures.append(make(f"{_what(mine)} minus {_what(other)}", DIFFERENCE, terms, reports))
             out.unpaired |= not outcome(terms, reports).paired
             _note_edges(other, reports, out)
-            yield mine, terms
+            yield mine, other, terms
 
 
 def _note(spec: Spec, reports: Reports, who: str, out: Finding) -> Terms:
@@ -251,6 +267,9 @@ def _contrast(keys: Spec, reports: Reports, who: str, out: Finding) -> None:
         _add_within(terms, float(keys["within"]), reports, out)
         return
     word = "above" if "above" in keys else "below"
+    for left in plus:
+        for right in minus:
+            _refuse_solved(left, right, reports, who)
     value = float(keys[word])
     out.wanted.append(f"{word} {keys[word]}")
     above, below = found.above(value), found.below(value)

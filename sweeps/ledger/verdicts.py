@@ -18,6 +18,7 @@ from sweeps.study import content_of
 
 HOLDS, FAILS, OPEN, UNTESTED = "holds", "does not hold", "not distinguishable at this size", "not tested here"
 VERDICTS = (HOLDS, FAILS, OPEN, UNTESTED)
+CONTROL_KEYS = [*CELL_KEYS[1:], "at_least", "at_most", "note"]
 YARDSTICK = "yardstick"
 """Instead of a number in a control: the figure of the n-gram that the report has."""
 
@@ -30,6 +31,7 @@ class Control:
     ok: bool
     words: str  # what was wanted, or why there is none
     figure: Figure | None = None
+    note: str = ""  # what a reader must know of it, as that it was set after the figures were known
 
     @property
     def failure(self) -> str:
@@ -124,8 +126,8 @@ def control(study: str, reports: Reports, sweeps: Path) -> Control:
         return Control(study, False, f"{file.name} names no positive control (report.control)")
     where = f"{file.name}: report.control"
     for key in spec:
-        if key not in (*CELL_KEYS[1:], "at_least", "at_most"):
-            raise ClaimError(f"{where}: {unknown_key(str(key), [*CELL_KEYS[1:], 'at_least', 'at_most'])}")
+        if key not in CONTROL_KEYS:
+            raise ClaimError(f"{where}: {unknown_key(str(key), CONTROL_KEYS)}")
     bounds = [key for key in ("at_least", "at_most") if key in spec]
     if "mixer" not in spec or len(bounds) != 1:
         raise ClaimError(f"{where}={spec}: must name a mixer and one of at_least and at_most")
@@ -137,7 +139,7 @@ def control(study: str, reports: Reports, sweeps: Path) -> Control:
     ok = mean >= bound if bounds[0] == "at_least" else mean <= bound
     named = " ".join(str(spec[key]) for key in ("mixer", "slice", "suite", "metric") if spec.get(key))
     words = f"{bounds[0].replace('_', ' ')} {spec[bounds[0]]}"
-    return Control(study, ok, words, make(named, MEAN, [(1.0, place)], reports))
+    return Control(study, ok, words, make(named, MEAN, [(1.0, place)], reports), str(spec.get("note") or ""))
 
 
 def _bound(value: Any, content: dict[str, Any], metric: str, where: str) -> float:
@@ -178,6 +180,8 @@ def _decide(family: Sequence[Judged]) -> None:
         notes = []
         if one.verdict == OPEN and p < ALPHA:
             notes.append(f"the interval alone says: {side}; {len(tested)} tests of this paper do not allow it (Holm)")
+        if one.verdict == OPEN and finding.documents:
+            notes.append("clear over seeds, but not over test documents")
         if finding.unpaired:
             notes.append("not paired by seed")
         if finding.at_edge:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sweeps.ledger.figures import Figure
-from sweeps.ledger.verdicts import UNTESTED, VERDICTS, Control, Entry, Judged, Ledger
+from sweeps.ledger.verdicts import HOLDS, UNTESTED, VERDICTS, Control, Entry, Judged, Ledger
 
 MARKDOWN, RECORD = "CLAIMS.md", "claims.json"
 HEAD = ("id", "claim", "the paper", "here", "verdict", "report", "confound, and what is found without it")
@@ -49,6 +49,7 @@ def record(ledger: Ledger) -> dict[str, Any]:
             {
                 "study": one.study,
                 "met": one.ok,
+                "note": one.note,
                 "wanted": one.words,
                 "figures": [one.figure.plain()] if one.figure else [],
             }
@@ -96,15 +97,29 @@ def markdown(ledger: Ledger) -> str:
         totals.update(found)
         lines.append(_line([f"{paper.name}, {paper.source}", str(len(entries)), *(str(n) for n in found.values())]))
     lines.append(_line(["all", str(len(ledger.entries)), *(str(totals[verdict]) for verdict in VERDICTS)]))
+    lines += ["", _of_those_that_hold(ledger.entries)]
     for paper, entries in ledger.papers:
         lines += ["", f"## {paper.name}", ""]
         lines += [paper.note, ""] if paper.note else []
         lines += [_line(HEAD), _line(["---"] * len(HEAD)), *(row(entry) for entry in entries)]
     if ledger.controls:
         lines += ["", "## Positive controls", "", "A study counts only if a mixer known to solve it does.", ""]
-        lines += [_line(["study", "control", "found", "wanted", ""]), _line(["---"] * 5)]
+        lines += [_line(["study", "control", "found (the mean counts)", "wanted", "", ""]), _line(["---"] * 6)]
         lines += [control_row(one) for one in ledger.controls]
     return "\n".join(lines) + "\n"
+
+
+def _of_those_that_hold(entries: Sequence[Entry]) -> str:
+    """How much stands behind the word: counts cannot fail by noise, and a confound may explain the rest."""
+    holding = [entry for entry in entries if entry.main.verdict == HOLDS]
+    counts = sum(entry.main.finding is not None and entry.main.finding.exact for entry in holding)
+    named = [entry for entry in holding if entry.claim.confound]
+    without = [entry for entry in named if any(one.verdict != UNTESTED for one in entry.without)]
+    still = sum(all(one.verdict in (HOLDS, UNTESTED) for one in entry.without) for entry in without)
+    return (
+        f"Of the {len(holding)} that hold {counts} are counts (bytes, FLOPs), without noise. {len(named)} have a confound; of these "
+        f"{len(without)} were tested without it as well, where {still} still {'holds' if still == 1 else 'hold'}."
+    )
 
 
 def row(entry: Entry) -> str:
@@ -167,9 +182,9 @@ def _confound(entry: Entry) -> str:
 def control_row(one: Control) -> str:
     """One study's line."""
     if one.figure is None:
-        return _line([f"`{one.study}`", "", "", _escaped(one.words), "**none**"])
+        return _line([f"`{one.study}`", "", "", _escaped(one.words), "**none**", ""])
     met = "met" if one.ok else "**failed**"
-    return _line([_link(one.study), f"`{one.figure.what}`", one.figure.text, f"`{one.words}`", met])
+    return _line([_link(one.study), f"`{one.figure.what}`", one.figure.text, f"`{one.words}`", met, _escaped(one.note)])
 
 
 def _link(study: str) -> str:

@@ -1,4 +1,5 @@
-"""The yardstick of a report: the 5-gram on exactly the bytes that the runs were graded on.
+"""The yardstick of a report: the 5-gram on exactly the bytes that the runs were graded on, counted on as much of the text
+as the runs read (those that read most of it, where they differ).
 
 It is kept beside the report (``yardstick.json``), so that a clone without the corpus makes the same page.
 """
@@ -42,10 +43,11 @@ def bar_of(
         return None, []
     if metric not in ("test/bits_per_byte", "test/loss"):
         return None, []
-    found = kept if kept and _same_bytes(kept, run) else None
+    share = _share(runs)
+    found = kept if kept and kept.get("share") == share and _same_bytes(kept, run) else None
     if found is None:
         try:
-            found = _measure(run, data, cache)
+            found = _measure(run, data, cache, share)
         except (OSError, ValueError, TypeError) as error:
             return None, [f"no yardstick: {error}"]
     nats, size = np.array(found["nats"], dtype=np.float64), run.document_bytes
@@ -54,21 +56,28 @@ def bar_of(
     return Bar(found["name"], bits, bits * scale, nats / math.log(2) * scale, found["train_bytes"], found), []
 
 
+def _share(runs: list[Run]) -> float:
+    """Of the train split that the runs read, 1 at most."""
+    epochs = [run.record.get("data", {}).get("epochs") for run in runs]
+    return min(1.0, max((float(value) for value in epochs if value), default=1.0))
+
+
 def _same_bytes(kept: dict[str, Any], run: Run) -> bool:
     same_data = kept.get("data_fingerprint") == run.record.get("data", {}).get("fingerprint")
     assert run.document_bytes is not None
     return same_data and kept.get("bytes") == run.document_bytes.tolist()
 
 
-def _measure(run: Run, data: dict[str, Any], cache: Path) -> dict[str, Any]:
+def _measure(run: Run, data: dict[str, Any], cache: Path, share: float) -> dict[str, Any]:
     from data.config import CorpusConfig
 
-    found = yardstick(CorpusConfig(**data), cache)
+    found = yardstick(CorpusConfig(**data), cache, share=share)
     assert run.document_bytes is not None
     nats = found.document_nats(run.document_bytes)
     return {
         "name": f"{found.order}-gram",
         "data_fingerprint": run.record.get("data", {}).get("fingerprint"),
+        "share": share,
         "train_bytes": int(found.train_bytes),
         "bytes": run.document_bytes.tolist(),
         "nats": [float(f"{value:.7g}") for value in nats],  # as it is read back

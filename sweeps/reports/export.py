@@ -46,6 +46,7 @@ def report_json(board: Board, command: str) -> dict[str, Any]:
             "mixer_code": board.proof.mixer_code,
             "data_fingerprint": board.proof.fingerprint,
             "equal": board.proof.equal,
+            "moved": board.proof.moved,
             "free": board.proof.free,
         },
         "warnings": board.warnings,

@@ -54,6 +54,7 @@ class Proof:
     mixer_code: dict[str, str]
     fingerprint: str
     equal: dict[str, Any]  # flat, key -> the value that all runs have
+    moved: dict[str, list[Any]]  # what a matched budget turned, as model.mlp_width -> its smallest and largest value
     free: list[str]  # seeds and tuned keys (and what follows from them)
     flags: list[str] = field(default_factory=list)  # equal as recorded, but with a doubt; each one sentence
 
@@ -104,15 +105,29 @@ def gate(runs: Sequence[Run], tuned: Iterable[str] = ()) -> Proof:
     if found := differences(runs, tuned):
         raise NotComparable(found)
     first = comparison_of(runs[0], tuned)
+    moved = _moved(runs, first)
     return Proof(
         comparison_key=digest(first),
         shared_code=str(runs[0].record.get("code", {}).get("shared")),
         mixer_code={run.mixer: str(run.record.get("code", {}).get("mixer")) for run in runs},
         fingerprint=str(runs[0].record.get("data", {}).get("fingerprint")),
-        equal={key: value for key, value in first.items() if value != SENTINEL},
+        equal={key: value for key, value in first.items() if value != SENTINEL and key not in moved},
+        moved=moved,
         free=[key for key, value in first.items() if value == SENTINEL],
         flags=_flags(runs),
     )
+
+
+def _moved(runs: Sequence[Run], config: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Configs of a matched table have one value of the key that was turned, and its models have others."""
+    keys = dict.fromkeys(run.match["knob"] for run in runs if run.match and run.match.get("knob"))
+    out = {}
+    for key in keys:
+        values = [run.match["value"] if run.match and run.match.get("knob") == key else config.get(key) for run in runs]
+        known = [value for value in values if value is not None]
+        if len(set(known)) > 1:
+            out[key] = [min(known), max(known)]
+    return out
 
 
 def _flags(runs: Sequence[Run]) -> list[str]:

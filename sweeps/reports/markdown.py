@@ -9,6 +9,7 @@ from typing import Any
 from sweeps.reports import evaluations, evaluations_text, scaling, scaling_text
 from sweeps.reports.format import decimals, duration, half, over, si
 from sweeps.reports.matching import summary, words
+from sweeps.reports.proof import besides, moved
 from sweeps.reports.table import Board, Row
 from sweeps.reports.wording import needs, open_questions, power_note, question, sentences
 
@@ -40,7 +41,8 @@ def markdown(board: Board, command: str) -> str:
     direction = "lower" if board.lower_is_better else "higher"
     lines += ["", f"`{board.metric}`, {direction} is better; 95 % intervals over {over(board)}, differences paired, verdicts after Holm's correction. Parameters without embeddings."]  # fmt: skip
     matched = summary([row.entry for row in board.rows])
-    lines += [matched] if matched else []
+    turned = f" For it {moved(board.proof)} was moved." if board.proof.moved else ""
+    lines += [f"{matched}{turned}"] if matched else []
     undecided = open_questions(board)
     if undecided:
         lines += ["", "**Not told apart**", "", *(f"- {_escaped(text)}" for text in undecided), "", power_note()]
@@ -51,7 +53,7 @@ def markdown(board: Board, command: str) -> str:
         lines += ["", "**To keep in mind**", "", *(f"- {_escaped(text)}" for text in doubts)]
     proof = board.proof
     equal = f"comparison key `{proof.comparison_key}`, shared code `{proof.shared_code}`, data `{proof.fingerprint}`"
-    lines += ["", f"Nothing but the mixer differed: {equal}; {len(proof.equal)} settings equal in all {len(board.runs)} runs. {duration(board.seconds)} of training in all."]  # fmt: skip
+    lines += ["", f"Nothing but the mixer{besides(proof)} differed: {equal}; {len(proof.equal)} settings equal in all {len(board.runs)} runs. {duration(board.seconds)} of training in all."]  # fmt: skip
     lines += ["", f"`{command}`"] if command else []
     return "\n".join(lines) + "\n"
 

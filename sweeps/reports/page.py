@@ -179,8 +179,8 @@ def _origin(board: Board, content: dict[str, Any]) -> str:
     listed = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in rows.items() if value)
     bar = (
         f"<p>The yardstick is an interpolated modified Kneser&ndash;Ney {escape(board.bar.name)} over bytes, counted "
-        f"on {si(board.bar.train_bytes, 'B')} of the train split and scored on exactly the bytes that the models were "
-        "graded on. It is the same whatever the tokenizer.</p>"
+        f"on {si(board.bar.train_bytes, 'B')} of the train split, no more than the models read, and scored on exactly the bytes "
+        "that they were graded on. It is the same whatever the tokenizer.</p>"
         if board.bar is not None
         else ""
     )

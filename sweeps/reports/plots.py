@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from sweeps.reports import plots_evaluations, plots_scaling, scaling
 from sweeps.reports.drawing import PAPER, SIZES, Picture, beside, figure, grid, label_ends, save, theme
 from sweeps.reports.format import duration, si
 from sweeps.reports.plots_inside import by_position, diagnostics, drift
-from sweeps.reports.plots_quality import against, by_slice, draw_bar, near
+from sweeps.reports.plots_quality import against, by_slice
 from sweeps.reports.plots_tuning import sensitivity
 from sweeps.reports.style import Look, looks
 from sweeps.reports.table import Board, Row
@@ -30,6 +31,9 @@ LEGEND: dict[str, Any] = {
 }
 TIMES = [k * unit for unit, ks in ((1, (1, 2, 5, 10, 20)), (60, (0.5, 1, 2, 5, 10, 20))) for k in ks]
 TIMES += [3600 * k for k in (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)]
+MANY = 5
+"""Curves from which on their bands are drawn faintly."""
+
 AXES = {"tokens": "training tokens", "flops": "training FLOPs", "seconds": "training time"}
 
 
@@ -108,7 +112,8 @@ def _curves(board: Board, axis: str, style: dict[str, Look]) -> Picture | None:
         for label, c in reversed(drawn.items()):  # the best one on top
             look = style[label]
             if (c.high > c.low).any():
-                axes.fill_between(c.x, c.low, c.high, color=look.light, alpha=0.16, linewidth=0)
+                faint = 0.16 if len(drawn) <= MANY else 0.06  # of many bands one would see the overlaps alone
+                axes.fill_between(c.x, c.low, c.high, color=look.light, alpha=faint, linewidth=0)
             axes.plot(c.x, c.mean, color=look.light, linewidth=1.8, solid_joinstyle="round")
             axes.plot(
                 c.x[-1],
@@ -122,13 +127,11 @@ def _curves(board: Board, axis: str, style: dict[str, Look]) -> Picture | None:
         if axis != "tokens":
             axes.set_xscale("log")
         else:
-            axes.set_xlim(left=0)
+            axes.set_xlim(left=_begin(drawn.values(), limits(board, key)))
         axes.set_ylim(*limits(board, key))
         _axis_style(axes, axis)
         axes.set_xlabel(AXES[axis])
         axes.set_title(f"validation, {_unit(board, key)}", loc="left")
-        if key == board.metric.replace("test/", "val/", 1):
-            draw_bar(axes, board, at=0.005 if wide else 0.995)
         if wide:
             label_ends(canvas, axes, ends)
         else:  # ends lie anywhere; what is beside the steep beginning of all curves is free
@@ -142,6 +145,16 @@ def _curves(board: Board, axis: str, style: dict[str, Look]) -> Picture | None:
             "seconds": "The same against time in training steps on this hardware. It measures these implementations.",
         }
         return save(canvas, f"curve_{axis}", f"Learning against {AXES[axis]}", captions[axis], style)
+
+
+def _begin(curves: Iterable[Curve], shown: tuple[float, float]) -> float:
+    """Where the first curve comes into the figure: what lies before would be empty. 0 if that is where it starts."""
+    entries = []
+    for c in curves:
+        inside = np.flatnonzero((c.mean >= shown[0]) & (c.mean <= shown[1]))
+        entries.append(float(c.x[max(0, inside[0] - 1)]) if len(inside) else 0.0)
+    first = min(entries)
+    return 0.0 if first <= 0.1 * max(float(c.x[-1]) for c in curves) else first
 
 
 def _handle(label: str, style: dict[str, Look]) -> Line2D:
@@ -184,7 +197,5 @@ def limits(board: Board, key: str) -> tuple[float, float]:
     else:
         low = min(float(c.low[i:].min()) for c, i in zip(curves, late, strict=True))
         high = max(float(c.high.max()) for c in curves)
-    if board.bar is not None and near(board.bar.value, [*(float(c.mean[-1]) for c in curves), high]):
-        low, high = min(low, board.bar.value), max(high, board.bar.value)
     pad = 0.06 * (high - low) or 0.1
     return low - pad, high + pad

@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from runs.identity import canonical
+from sweeps.reports.gate import Proof
 from sweeps.reports.matching import summary, words
 from sweeps.reports.style import Look
 from sweeps.reports.table import Board
@@ -128,10 +129,10 @@ def proof(board: Board, style: Mapping[str, Look]) -> str:
         )
     )
     matched = summary([row.entry for row in board.rows])
-    budget = f'<p class="note">{escape(matched)} What was moved for it is listed below.</p>' if matched else ""
+    budget = f'<p class="note">{escape(matched or "")} For it {escape(moved(p))} was moved, mixer by mixer as listed below.</p>' if p.moved else ""  # fmt: skip
     equal = "".join(f"<li>{escape(key)}<span>{escape(_value(value))}</span></li>" for key, value in p.equal.items())
     return (
-        '<section id="proof"><h2>Nothing but the mixer differed</h2>'
+        f'<section id="proof"><h2>Nothing but the mixer{escape(besides(p))} differed</h2>'
         '<p class="note">Runs that differ in anything else are refused a place in this table.</p>'
         f'<div class="seals">{seals}</div>{budget}'
         f"<details><summary>What was equal <span>{len(p.equal)} keys</span></summary>"
@@ -139,6 +140,16 @@ def proof(board: Board, style: Mapping[str, Look]) -> str:
         "<details open><summary>What differed <span>mixer, tuned keys, seeds</span></summary>"
         f"{_differing(board, style)}</details></section>"
     )
+
+
+def besides(p: Proof) -> str:
+    """``, and model.mlp_width to make budgets equal,``: what differed beside the mixer, on purpose. Empty if nothing did."""
+    return f", and {' and '.join(p.moved)} to make budgets equal," if p.moved else ""
+
+
+def moved(p: Proof) -> str:
+    """``model.mlp_width (120 to 229)``."""
+    return " and ".join(f"{key} ({_value(low)} to {_value(high)})" for key, (low, high) in p.moved.items())
 
 
 def _seal(name: str, value: str, what: str, board: Board) -> str:

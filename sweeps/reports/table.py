@@ -320,11 +320,11 @@ def _budget_warnings(rows: Sequence[Entry], reference: str) -> list[str]:
     """Parameters and arithmetic that are not equal are differences beside the mixer."""
     counts = {row.label: row.runs[0].counts["params_non_embedding"] for row in rows}
     base = counts[reference]
-    # Where budgets were matched on purpose, `match_warnings` says how well.
+    # Where parameters were matched, `match_warnings` says how well.
     off = [
         f"{row.label} {100 * (counts[row.label] / base - 1):+.1f} %"
         for row in rows
-        if row.runs[0].match is None and abs(counts[row.label] / base - 1) > PARAMETER_SLACK
+        if (row.runs[0].match or {}).get("kind") != "params" and abs(counts[row.label] / base - 1) > PARAMETER_SLACK
     ]
     out = [f"parameters without embeddings differ from {reference}'s: {', '.join(off)}"] if off else []
     tokens = {row.label: row.runs[0].counts["tokens"] for row in rows}

@@ -81,8 +81,12 @@ def open_questions(board: Board) -> list[str]:
             text = f"{row.label}: {seen} is clear over seeds, but not over test documents: a larger test split would settle it"
         else:
             text = f"{row.label}: not even {MOST} seeds would tell {seen} from none"
-        found = f"{c.seeds.n} seeds find differences of {c.detectable:.{digits}f} and more"
-        out.append(f"{text}; {found}." if c.detectable is not None else f"{text}.")
+        if c.detectable is None:
+            out.append(f"{text}.")
+        elif board.metric.endswith("accuracy") and c.detectable >= 1:  # no two accuracies are so far apart
+            out.append(f"{text}; its seeds disagree so much that {c.seeds.n} of them find no difference at all.")
+        else:
+            out.append(f"{text}; {c.seeds.n} seeds find differences of {c.detectable:.{digits}f} and more.")
     return out
 
 

@@ -15,7 +15,7 @@ import pytest
 from data.config import BpeConfig, BytesConfig, CorpusConfig
 from data.prepare import prepare
 from data.tokenizers import load_tokenizer
-from evals.ngram import BASE, BOUNDARY, NGram, Yardstick, ngram_keys, yardstick
+from evals.ngram import BASE, BOUNDARY, NGram, Yardstick, _part, ngram_keys, yardstick
 
 
 def stream(*texts: str) -> np.ndarray:
@@ -173,6 +173,30 @@ def test_cached_by_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert again.byte_nats.tolist() == first.byte_nats.tolist()
     file.write_text(file.read_text().replace("god", "cat"))
     assert yardstick(cfg, tmp_path / "cache").byte_nats.tolist() != first.byte_nats.tolist()
+
+
+def test_counts_as_much_as_was_read_and_no_more(tmp_path: Path) -> None:
+    file = tmp_path / "text.jsonl"
+    file.write_text("".join(f'{{"text": "{text} number {i}"}}\n' for i in range(30) for text in TEXTS))
+    cfg = CorpusConfig(name="tiny", paths=[str(file)], val_fraction=0.2, test_fraction=0.2)
+    whole = yardstick(cfg, tmp_path / "cache")
+    half, twice = (yardstick(cfg, tmp_path / "cache", share=share) for share in (0.5, 2.0))
+    assert half.train_bytes == pytest.approx(whole.train_bytes / 2, rel=0.05)
+    assert half.bits_per_byte() > whole.bits_per_byte() + 0.01
+    assert twice.byte_nats.tolist() == whole.byte_nats.tolist()
+    assert yardstick(cfg, tmp_path / "cache", max_train_bytes=500).train_bytes < 500
+    with pytest.raises(ValueError, match="share=0: must be above 0"):
+        yardstick(cfg, tmp_path / "cache", share=0)
+
+
+def test_a_part_is_whole_documents_from_all_over_the_text() -> None:
+    tokens = stream(*(chr(97 + i) * 9 for i in range(20)))
+    part = _part(tokens, 85)
+    assert len(part) == 85 and part[0] == BOUNDARY
+    letters = [set(piece.tolist()) for piece in np.split(part, np.flatnonzero(part == BOUNDARY)[1:])]
+    assert all(len(letter) == 2 for letter in letters) and len(letters) == 9  # eight whole ones, and half of a ninth
+    assert len(set().union(*letters)) == 10 and max(set().union(*letters) - {BOUNDARY}) > 97 + 9
+    assert _part(tokens, 200) is tokens
 
 
 @pytest.fixture(scope="session")

@@ -148,7 +148,8 @@ def test_a_difference_that_test_documents_leave_open_is_open(tmp_path: Path) -> 
     difference = {"reference": "b", "over_documents": {"p": 0.4}}
     text_study(tmp_path, [row("a", CLEAR, difference=difference), row("b", WORSE)])
     assert verdict(tmp_path, {"better": {"study": "text", "mixer": "a", "than": "b"}})["verdict"] == OPEN
-    assert verdict(tmp_path, {"better": {"study": "text", "mixer": "b", "than": "a"}})["verdict"] == OPEN
+    found = verdict(tmp_path, {"better": {"study": "text", "mixer": "b", "than": "a"}})
+    assert found["verdict"] == OPEN and found["note"] == "clear over seeds, but not over test documents"
 
 
 @pytest.mark.parametrize(("value", "expected"), [(0.8, HOLDS), (0.905, OPEN), (0.99, FAILS)])
@@ -258,6 +259,14 @@ def test_a_failed_control_leaves_the_claim_untested(tmp_path: Path) -> None:
     assert "names no positive control" in verdict(tmp_path, test)["reason"]
 
 
+def test_what_a_reader_must_know_of_a_control_stands_beside_it(tmp_path: Path) -> None:
+    report(tmp_path, "text", [row("a", CLEAR), row("b", WORSE)])
+    study(tmp_path, "text", {"mixer": "a", "at_most": 1.6, "note": "chosen late"})
+    claims(tmp_path, {"test": {"better": {"study": "text", "mixer": "a", "than": "b"}}})
+    text, record = ledger(tmp_path)
+    assert "| `at most 1.6` | met | chosen late |" in text and record["controls"][0]["note"] == "chosen late"
+
+
 def test_a_control_may_be_the_yardstick(tmp_path: Path) -> None:
     test = {"better": {"study": "text", "mixer": "a", "than": "b"}}
     report(tmp_path, "text", [row("a", CLEAR), row("b", WORSE)], yardstick={LOSS: 1.6})
@@ -358,12 +367,13 @@ def test_tasks_stand_in_one_table_if_their_control_succeeded(tmp_path: Path) -> 
     for name, best in (("good", 0.99), ("bad", 0.4)):
         rows = [row(mixer, [best - i / 10] * 5, metric=ACCURACY) for i, mixer in enumerate(FIXED[:3])]
         rows += [row("mesa", [0.1, 0.2, 0.3, 0.4, 0.5], metric=ACCURACY), row("other", [0.3] * 5, metric=ACCURACY)]
-        report(tmp_path, name, rows)
+        report(tmp_path, name, rows, slices=[{"slice": "gap", "metric": ACCURACY, "chance": 0.125}])
         study(tmp_path, name, {"mixer": "transformer", "at_least": 0.9})
     text_study(tmp_path, [row("a", CLEAR)])
     head, _, *rows = accuracies(tmp_path / "results", tmp_path / "sweeps", "results/").splitlines()
     assert head.count("`") == 20 and len(rows) == 1
-    assert rows[0] == "| [About good.](results/good/report.html) | 0.99 | 0.89 | 0.79 |  |  |  |  | 0.30 ± 0.20 |  |  |"
+    begin = "| [About good.](results/good/report.html) | 0.12 | 0.99 | 0.89 | 0.79 |  |  |  |  |"
+    assert rows[0] == f"{begin} 0.30 (0.10 to 0.50) |  |  |"  # Student's interval would reach below chance
     assert accuracies(tmp_path / "results", tmp_path / "sweeps") in index(tmp_path / "results", tmp_path / "sweeps")
 
 

@@ -127,3 +127,25 @@ def test_a_verdict_says_whose_tuning_ended_at_the_edge(tmp_path: Path) -> None:
     assert verdict(tmp_path, {"better": {"study": "text", "mixer": "a", "than": ["b", "d"]}})["note"] == said
     assert verdict(tmp_path, {"contrast": {"study": "text", "plus": ["b"], "minus": ["a"], "above": 0}})["note"] == said
     assert verdict(tmp_path, {"better": {"study": "text", "mixer": "a", "than": "d"}})["note"] == ""
+
+
+# ---- at a ceiling ----------------------------------------------------------------------------------------------------
+
+
+def test_where_both_solve_a_task_nobody_is_refuted(tmp_path: Path) -> None:
+    solved, nearly = [0.999, 1.0, 1.0, 0.998], [0.97, 0.98, 0.975, 0.99]
+    text_study(
+        tmp_path, [row(name, x, metric=ACCURACY) for name, x in zip("abc", (solved, [1.0] * 4, nearly), strict=True)]
+    )
+    found = verdict(tmp_path, {"better": {"study": "text", "mixer": "a", "than": ["c", "b"]}})
+    assert (found["verdict"], found["reason"]) == (UNTESTED, "a and b both solve it: accuracies of 0.99 and more")
+    ahead = {"study": "text", "plus": ["a"], "minus": ["b"], "above": 0.1}
+    assert verdict(tmp_path, {"contrast": ahead})["verdict"] == UNTESTED
+    assert verdict(tmp_path, {"better": {"study": "text", "mixer": "a", "than": "c"}})["verdict"] == HOLDS
+    equal = {"study": "text", "mixer": "a", "than": "b", "margin": 0.02}
+    assert verdict(tmp_path, {"equal_within": equal})["verdict"] == HOLDS  # that both can do it was asked
+
+
+def test_a_loss_has_no_ceiling(tmp_path: Path) -> None:
+    text_study(tmp_path, [row("a", CLEAR), row("b", WORSE)])
+    assert verdict(tmp_path, {"better": {"study": "text", "mixer": "b", "than": "a"}})["verdict"] == FAILS

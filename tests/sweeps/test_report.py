@@ -30,7 +30,7 @@ def small_yardstick(monkeypatch: pytest.MonkeyPatch) -> None:
     n = DOCUMENT_BYTES.sum()
     per_byte = np.repeat(np.linspace(0.9, 1.1, len(DOCUMENT_BYTES)), DOCUMENT_BYTES)
     nats = (per_byte * (2.05 * np.log(2) * n / per_byte.sum())).astype(np.float32)
-    monkeypatch.setattr(bar, "yardstick", lambda cfg, cache: ngram.Yardstick(nats, DOCUMENT_BYTES, 1000))
+    monkeypatch.setattr(bar, "yardstick", lambda cfg, cache, share: ngram.Yardstick(nats, DOCUMENT_BYTES, 1000))
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_yardstick(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     beats = {mixer: row(content, mixer)["beats_yardstick"] for mixer in MEANS}
     assert beats == {"mesa": True, "transformer": True, "swa": False}
     closer = np.full(DOCUMENT_BYTES.sum(), 1.9 * np.log(2), dtype=np.float32)
-    monkeypatch.setattr(bar, "yardstick", lambda cfg, cache: ngram.Yardstick(closer, DOCUMENT_BYTES, 1000))
+    monkeypatch.setattr(bar, "yardstick", lambda cfg, cache, share: ngram.Yardstick(closer, DOCUMENT_BYTES, 1000))
     assert row(report(results)[1], "mesa")["beats_yardstick"] is None  # on a par: not to be told apart
     _, without = report(results, "yardstick=false")
     assert row(without, "mesa")["beats_yardstick"] is None
@@ -465,10 +465,15 @@ def test_a_kept_yardstick_is_used_only_for_the_same_bytes(results: Path, monkeyp
     content = json.loads(kept.read_text())
     kept.write_text(json.dumps({**content, "bytes": [1] * len(content["bytes"])}))
 
-    def missing(cfg: object, cache: object) -> None:
+    def missing(cfg: object, cache: object, share: float) -> None:
         raise FileNotFoundError("data.name=kjv: the embedded corpus needs the package")
 
     monkeypatch.setattr(bar, "yardstick", missing)
+    _, without = report(results)
+    assert without["yardstick"] is None
+    kept.write_text(json.dumps(content))
+    assert report(results)[1]["yardstick"] is not None
+    kept.write_text(json.dumps({**content, "share": 0.5}))  # of half as much text as these runs have read
     _, without = report(results)
     assert without["yardstick"] is None
     assert any("no yardstick: data.name=kjv" in warning for warning in without["warnings"])

@@ -196,8 +196,8 @@ def test_a_compact_record_keeps_few_rows_with_diagnostics(tmp_path: Path) -> Non
 # ---- budgets ---------------------------------------------------------------------------------------------------------
 
 
-def matched(kind: str, residual: float | None) -> dict[str, Any]:
-    return {"kind": kind, "reference": "swa", "residual": residual, "knob": "model.mlp_width", "value": 380}
+def matched(kind: str, residual: float | None, width: int = 380) -> dict[str, Any]:
+    return {"kind": kind, "reference": "swa", "residual": residual, "knob": "model.mlp_width", "value": width}
 
 
 @pytest.mark.parametrize(
@@ -217,17 +217,22 @@ def matched(kind: str, residual: float | None) -> dict[str, Any]:
 def test_a_matched_budget_is_shown_and_a_miss_is_told(
     tmp_path: Path, kind: str, residual: float | None, warned: str | None
 ) -> None:
-    change(write_run(tmp_path, "swa"), match=matched(kind, 0.0))
+    change(write_run(tmp_path, "swa"), match=matched(kind, 0.0, 192))
     folder = write_run(tmp_path, "mesa", bits=1.9)
     counts = json.loads((folder / "run.json").read_text())["counts"]
     change(folder, match=matched(kind, residual), counts={**counts, "params_non_embedding": 150_000})
     content, _, page = of_default(tmp_path)
     about = [w for w in content["warnings"] if "misses" in w or "could not be met" in w]
     assert about == ([] if warned is None else [warned])
-    # Matched on purpose: the plain warning on unequal parameters would only repeat or contradict it.
-    assert not any(w.startswith("parameters without") for w in content["warnings"])
+    # Where parameters were matched the plain warning on them would only repeat or contradict it.
+    assert any(w.startswith("parameters without") for w in content["warnings"]) == (kind != "params")
     assert content["rows"][0]["match"] == matched(kind, residual)
     assert "Budgets were matched to the" in page and "model.mlp_width = 380" in page
+    # The configs say one width, the models have another: no proof that it was equal.
+    assert content["proof"]["moved"] == {"model.mlp_width": [192, 380]}
+    assert "model.mlp_width" not in content["proof"]["equal"]
+    assert "Nothing but the mixer, and model.mlp_width to make budgets equal, differed" in page
+    assert "For it model.mlp_width (192 to 380) was moved" in page
 
 
 def test_budgets_matched_to_different_things_are_told(tmp_path: Path) -> None:
