@@ -53,9 +53,16 @@ def digits_for(spread: float) -> int:
 
 
 def decimals(board: Board) -> int:
-    """Enough to see the differences between rows."""
+    """Enough to see the differences between rows, and no more than their intervals bear: two digits of the usual half-width."""
     means = [row.estimate.mean for row in board.rows]
-    return max(3, digits_for(max(means) - min(means))) if len(means) > 1 else 3
+    if len(means) < 2:
+        return 3
+    halves = [e.high - e.mean for row in board.rows if (e := row.estimate).high is not None]
+    usual = sorted(halves)[len(halves) // 2] if halves else 0.0
+    sensible = 1 - math.floor(math.log10(usual)) if usual > 0 else 4
+    if board.metric.endswith("accuracy"):
+        sensible = min(sensible, 4)  # a hundredth of a per cent: near 1 all is solved
+    return max(3, min(digits_for(max(means) - min(means)), sensible))
 
 
 def interval(e: Estimate, digits: int, sign: bool = False) -> str:
