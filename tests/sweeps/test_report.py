@@ -7,6 +7,7 @@ import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from evals import ngram
 from sweeps.report import main, make
 from sweeps.reports import bar
 from sweeps.reports.collect import CollectError, read_run, thinned
-from sweeps.reports.format import digits_for, duration, si, signed
+from sweeps.reports.format import decimals, digits_for, duration, si, signed
 from sweeps.reports.style import FIXED, looks
 from tests.sweeps.synthetic_runs import DOCUMENT_BYTES, write_run, write_study
 
@@ -524,3 +525,16 @@ def test_a_mixer_keeps_its_colour() -> None:
     alone, crowd = looks(["mesa"]), looks([*FIXED, "gla", "hawk"])
     assert alone["mesa"].light == crowd["mesa"].light and alone["mesa"].marker == crowd["mesa"].marker
     assert len({look.light for look in crowd.values()}) == len({look.css for look in crowd.values()}) == 12
+
+
+def test_no_more_decimals_than_intervals_bear() -> None:
+    def board(means: tuple[float, ...], half: float | None, metric: str = "test/bits_per_byte") -> Any:
+        high = [None if half is None else mean + half for mean in means]
+        estimates = [SimpleNamespace(mean=mean, high=top) for mean, top in zip(means, high, strict=True)]
+        return SimpleNamespace(rows=[SimpleNamespace(estimate=e) for e in estimates], metric=metric)
+
+    assert decimals(board((1.6748, 1.6805), 0.006)) == 4  # the spread alone would have five
+    assert decimals(board((1.66, 1.73), 0.01)) == 3
+    assert decimals(board((1.66, 1.73), 0.004)) == 4
+    assert decimals(board((0.999999, 1.0), 1e-6, "test/accuracy")) == 4
+    assert decimals(board((1.5,), None)) == 3
