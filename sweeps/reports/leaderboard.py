@@ -162,7 +162,7 @@ def _difference(c: Comparison | None, digits: int, mixed: bool) -> str:
     if c.shown is not None:
         over = f" over {c.shown.over}" if mixed else ""
         shown = f"<small>{interval(c.shown, digits, sign=True)}{over}</small>"
-    needed = needs(c)
+    needed = needs(c, digits)
     shown += f"<small>{needed}</small>" if needed else ""
     return f'<span class="verdict {css}"{note}>{escape(c.verdict)}</span>{shown}'
 

@@ -60,7 +60,7 @@ def markdown(board: Board, command: str) -> str:
 
 def _cells(row: Row, digits: int) -> list[str]:
     c = row.comparison
-    needed = "" if c is None else needs(c)
+    needed = "" if c is None else needs(c, digits)
     verdict = "reference" if c is None else c.verdict + (f" ({needed})" if needed else "")
     mode = "" if row.mode == "parallel" else f" ({row.mode})"
     return [

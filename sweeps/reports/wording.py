@@ -54,14 +54,19 @@ def names(labels: Sequence[str]) -> str:
     return labels[0] if len(labels) == 1 else f"{', '.join(labels[:-1])} and {labels[-1]}"
 
 
-def needs(c: Comparison) -> str:
-    """What it would take to tell the two apart, a few words; empty where that is no question of seeds."""
-    if c.verdict != OPEN or c.seeds is None or c.seeds.mean == 0 or c.seeds.sd is None:
+def needs(c: Comparison, digits: int) -> str:
+    """What it would take to tell the two apart, a few words; empty where that is no question of seeds, and where the
+    difference is none with as many ``digits`` as are shown."""
+    if c.verdict != OPEN or c.seeds is None or _nothing(c, digits) or c.seeds.sd is None:
         return ""
     if c.seeds_needed is not None:
         return f"{c.seeds_needed} seeds would tell"
     by_documents = c.documents is not None and c.p is not None and c.p > (c.seeds.p or 0.0)
     return "more test documents would tell" if by_documents else f"not told by {MOST} seeds"
+
+
+def _nothing(c: Comparison, digits: int) -> bool:
+    return c.seeds is not None and float(f"{c.seeds.mean:.{digits}f}") == 0
 
 
 def open_questions(board: Board) -> list[str]:
@@ -71,13 +76,14 @@ def open_questions(board: Board) -> list[str]:
         c = row.comparison
         if c is None or c.verdict != OPEN or c.seeds is None:
             continue
-        if c.seeds.mean == 0:
-            out.append(f"{row.label} and {c.reference} gave the same figures, seed by seed.")
+        if _nothing(c, digits):
+            every = ", seed by seed" if c.seeds.mean == 0 and not c.seeds.sd else ""
+            out.append(f"{row.label} and {c.reference} gave the same figures{every}.")
             continue
         seen = f"the difference seen ({half(c.seeds, digits, sign=True)})"
         if c.seeds_needed is not None:
             text = f"{row.label}: about {c.seeds_needed} seeds would tell {seen} from none"
-        elif needs(c).startswith("more"):
+        elif needs(c, digits).startswith("more"):
             text = f"{row.label}: {seen} is clear over seeds, but not over test documents: a larger test split would settle it"
         else:
             text = f"{row.label}: not even {MOST} seeds would tell {seen} from none"
