@@ -311,9 +311,9 @@ def _disagreement_warnings(rows: Sequence[Entry], metric: str) -> list[str]:
     for row in rows:
         values = sorted(run.metrics[metric] for run in row.runs)
         if values[-1] - values[0] > DISAGREE:
-            listed = ", ".join(f"{value:.2f}" for value in values)
-            out.append(f"{row.label}: its seeds disagree ({listed}), so no run is like their mean; the interval says little more than that")  # fmt: skip
-    return out
+            out.append(f"{row.label} {', '.join(f'{value:.2f}' for value in values)}")
+    told = "seeds disagree, so no run is like their mean, and the interval says little more than that"
+    return [f"{told}: {'; '.join(out)}"] if out else []
 
 
 def _budget_warnings(rows: Sequence[Entry], reference: str) -> list[str]:

@@ -179,11 +179,14 @@ def at_edge(point: Point, trials: Sequence[Trial]) -> dict[str, str]:
 
 def tuning_warnings(rows: Sequence[Entry]) -> list[str]:
     """Unequal numbers of trials, and choices at the edge of a grid."""
-    out = []
+    ends: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for key, which in row.at_edge.items():
-            chosen = f"{row.label}: the chosen {key} = {row.point.get(key)} is the {which} tried"
-            out.append(f"{chosen}; a better one may lie outside the grid")
+            ends.setdefault((which, key), []).append(f"{row.label} ({row.point.get(key)})")
+    out = [
+        f"the {which} {key} tried was chosen for {', '.join(names)}: a better one may lie outside the grid"
+        for (which, key), names in ends.items()
+    ]
     counts = {row.label: max(1, len(row.trials)) for row in rows}
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{label} {count}" for label, count in counts.items())

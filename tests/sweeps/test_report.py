@@ -190,7 +190,7 @@ def test_failed_and_missing_runs_are_told(results: Path) -> None:
 def test_tuning_is_shown_with_its_edges(results: Path) -> None:
     _, content = report(results)
     assert row(content, "mesa")["at_edge"] == {"optimizer.lr": "smallest"}
-    assert any("mesa" in w and "smallest tried" in w for w in content["warnings"])
+    assert any("mesa (0.001)" in w and "smallest optimizer.lr tried" in w for w in content["warnings"])
     assert not any("swa" in w and "tried" in w for w in content["warnings"])
     trials = row(content, "swa")["trials"]
     assert [t["point"]["optimizer.lr"] for t in trials if t["chosen"]] == [3e-3] and len(trials) == 3
