@@ -123,6 +123,8 @@ def _moved(runs: Sequence[Run], config: Mapping[str, Any]) -> dict[str, list[Any
     keys = dict.fromkeys(run.match["knob"] for run in runs if run.match and run.match.get("knob"))
     out = {}
     for key in keys:
+        if config.get(key) == SENTINEL:  # sizes are on the command of the study: it is among the free keys
+            continue
         values = [run.match["value"] if run.match and run.match.get("knob") == key else config.get(key) for run in runs]
         known = [value for value in values if value is not None]
         if len(set(known)) > 1:

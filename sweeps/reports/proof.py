@@ -129,7 +129,12 @@ def proof(board: Board, style: Mapping[str, Look]) -> str:
         )
     )
     matched = summary([row.entry for row in board.rows])
-    budget = f'<p class="note">{escape(matched or "")} For it {escape(moved(p))} was moved, mixer by mixer as listed below.</p>' if p.moved else ""  # fmt: skip
+    turned = (
+        f"For it {moved(p)} was moved, mixer by mixer as listed below."
+        if p.moved
+        else "What was moved for it is listed below."
+    )
+    budget = f'<p class="note">{escape(matched)} {escape(turned)}</p>' if matched else ""
     equal = "".join(f"<li>{escape(key)}<span>{escape(_value(value))}</span></li>" for key, value in p.equal.items())
     return (
         f'<section id="proof"><h2>Nothing but the mixer{escape(besides(p))} differed</h2>'

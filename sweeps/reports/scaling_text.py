@@ -10,24 +10,9 @@ from sweeps.reports.compare import Estimate
 from sweeps.reports.format import MINUS, si, signed
 from sweeps.reports.scaling import OPEN, Ladder, Rung, Scaling, Verdict, factor
 from sweeps.reports.style import Look
-from sweeps.reports.wording import names
+from sweeps.reports.wording import with_size
 
 NOTHING = "\N{EN DASH}"
-
-
-def sentences(found: Scaling) -> list[str]:
-    """What the intervals allow to say against the reference. Plain text."""
-    out = []
-    for what, get in ((f"loss at {si(found.flops)} FLOPs", _loss), ("exponent", _exponent)):
-        groups: dict[str, list[str]] = {}
-        for ladder in found.ladders:
-            one = get(ladder)
-            if one is not None:
-                groups.setdefault(one.verdict, []).append(ladder.label)
-        if groups:
-            listed = "; ".join(f"{verdict}: {names(labels)}" for verdict, labels in groups.items())
-            out.append(f"Against {found.reference}, {what} \N{EN DASH} {listed}.")
-    return out
 
 
 def about(found: Scaling) -> list[str]:
@@ -48,14 +33,6 @@ def about(found: Scaling) -> list[str]:
         f"FLOPs are the middle of what all mixers span; how many times as many {found.reference} needs for the loss that a mixer "
         "has there is a ratio of two estimates, with Fieller's interval.",
     ]
-
-
-def _loss(ladder: Ladder) -> Verdict | None:
-    return None if ladder.versus is None else ladder.versus.loss
-
-
-def _exponent(ladder: Ladder) -> Verdict | None:
-    return None if ladder.versus is None else ladder.versus.exponent
 
 
 # ---- figures in words ------------------------------------------------------------------------------------------------
@@ -99,9 +76,9 @@ def cells(ladder: Ladder, found: Scaling) -> list[tuple[str, str, str]]:
     scatter = "" if ladder.seed_sd is None else f"seeds {100 * ladder.seed_sd:.2f} %"
     return [
         (*_number(ladder.line.slope(), _exponents), ""),
-        _difference(ladder, found, _exponent(ladder), _signed),
+        _difference(ladder, found, None if ladder.versus is None else ladder.versus.exponent, _signed),
         (*middle, ""),
-        _difference(ladder, found, _loss(ladder), _percent),
+        _difference(ladder, found, None if ladder.versus is None else ladder.versus.loss, _percent),
         (*_compute(ladder, found), ""),
         (f"{100 * ladder.line.misfit:.2f} %", scatter, ""),
     ]
@@ -160,7 +137,7 @@ def section(found: Scaling | None, figure: str) -> str:
     style = found.looks
     head = "".join(f"<th>{escape(first)}<br>{escape(second)}</th>" for first, second in heads(found))
     body = "".join(_row(ladder, found, style) for ladder in found.ladders)
-    lead = f"<p>{escape(' '.join(sentences(found)))}</p>" if len(found.ladders) > 1 else ""
+    lead = f"<p>{escape(' '.join(with_size(found)))}</p>" if len(found.ladders) > 1 else ""
     return (
         f'<section id="with-size"><h2>With size</h2>{lead}<p class="note">{escape(" ".join(about(found)))}</p>{figure}'
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{_sizes(found, style)}'
@@ -226,7 +203,7 @@ def markdown(found: Scaling | None) -> list[str]:
     head = [f"{first} {second}".strip() for first, second in heads(found)]
     table = [_escaped(head), ["---"] * len(head), *rows]
     lines = ["", "**With size**", ""]
-    lines += [" ".join(_escaped(sentences(found))), ""] if len(found.ladders) > 1 else []
+    lines += [" ".join(_escaped(with_size(found))), ""] if len(found.ladders) > 1 else []
     return [*lines, *("| " + " | ".join(row) + " |" for row in table), "", " ".join(_escaped(about(found)))]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sweeps.reports import scaling
 from sweeps.reports.compare import ONE_SEED, Comparison
-from sweeps.reports.format import decimals, half
+from sweeps.reports.format import decimals, half, si
 from sweeps.reports.power import MOST, POWER
 from sweeps.reports.table import Board
 
@@ -28,6 +29,8 @@ def sentences(board: Board) -> list[str]:
     best = f"{board.rows[0].estimate.mean:.{digits}f}"
     first = [row.label for row in board.rows if f"{row.estimate.mean:.{digits}f}" == best]
     out = [f"{names(first)} {'have' if len(first) > 1 else 'has'} the {extreme} mean, {best} {board.unit}."]
+    if (found := scaling.find(board)) is not None and len(found.ladders) > 1:
+        return [*out, *with_size(found)]  # of rows of other sizes the size is what there is to say
     groups: dict[str, list[str]] = {}
     for row in board.rows:
         if row.comparison is not None:
@@ -46,6 +49,20 @@ def sentences(board: Board) -> list[str]:
             out.append(f"{names(beaten)} clearly beat{'' if len(beaten) > 1 else 's'} {bar}.")
         else:
             out.append(f"None clearly beats {bar}.")
+    return out
+
+
+def with_size(found: scaling.Scaling) -> list[str]:
+    """What the intervals allow to say of mixers at several sizes, against the reference. Plain text."""
+    out = []
+    for what, key in ((f"loss at {si(found.flops)} FLOPs", "loss"), ("exponent", "exponent")):
+        groups: dict[str, list[str]] = {}
+        for ladder in found.ladders:
+            if ladder.versus is not None and (one := getattr(ladder.versus, key)) is not None:
+                groups.setdefault(one.verdict, []).append(ladder.label)
+        if groups:
+            listed = "; ".join(f"{verdict}: {names(labels)}" for verdict, labels in groups.items())
+            out.append(f"Against {found.reference}, {what} \N{EN DASH} {listed}.")
     return out
 
 
