@@ -330,7 +330,7 @@ def test_where_documents_leave_it_open_no_number_of_seeds_is_promised(tmp_path: 
     mixer = runs(tmp_path, "mesa", [2.0 - gain] * 3, document_bits=odd)
     found = decide({"mesa": compare(mixer, reference, BITS, "swa")})["mesa"]
     assert found.verdict == "not distinguishable" and found.seeds_needed is None
-    assert needs(found) == "more test documents would tell"
+    assert needs(found, 3) == "more test documents would tell"
 
 
 def test_against_something_without_seeds(tmp_path: Path) -> None:
