@@ -20,9 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixers.base import NO_CONTEXT, Context, Knob, Mixer, MixerConfig, State
-from mixers.parts import FusedLinear, ResidualLinear, RMSNorm, ShortConv, l2_normalise, rotary, wide_linear
+from mixers.parts import CONV_ON, FusedLinear, ResidualLinear, RMSNorm, ShortConv, l2_normalise, rotary, wide_linear
 
-CONV_ON = ("none", "qk", "qkv")
 QK_NORMS = ("none", "l2")
 HEAD_NORMS = ("none", "rms", "layer")
 OUTPUT_GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}

@@ -106,6 +106,10 @@ class FusedLinear(nn.Linear):
         self.parts = tuple(parts)
 
 
+CONV_ON = ("none", "qk", "qkv")
+"""What may pass the short convolution, in configs."""
+
+
 class ShortConv(nn.Module):
     """Depthwise causal convolution over the last ``width`` tokens (4 in the field), then SiLU unless switched off.
 

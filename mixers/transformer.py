@@ -12,9 +12,7 @@ from mixers import register
 from mixers.base import NO_CONTEXT, Context, Knob, Mixer, MixerConfig, State
 from mixers.kernels import chosen
 from mixers.ops.attention import attention, init_attention_state
-from mixers.parts import FusedLinear, ResidualLinear, ShortConv, rms_normalise, rotary
-
-CONV_ON = ("none", "qk", "qkv")
+from mixers.parts import CONV_ON, FusedLinear, ResidualLinear, ShortConv, rms_normalise, rotary
 
 
 @register

@@ -217,8 +217,8 @@ def matched(kind: str, residual: float | None, width: int = 380) -> dict[str, An
 def test_a_matched_budget_is_shown_and_a_miss_is_told(
     tmp_path: Path, kind: str, residual: float | None, warned: str | None
 ) -> None:
-    change(write_run(tmp_path, "swa"), match=matched(kind, 0.0, 192))
-    folder = write_run(tmp_path, "mesa", bits=1.9)
+    change(write_run(tmp_path, "swa", model__mlp_width=192), match=matched(kind, 0.0, 192))
+    folder = write_run(tmp_path, "mesa", bits=1.9, model__mlp_width=192)
     counts = json.loads((folder / "run.json").read_text())["counts"]
     change(folder, match=matched(kind, residual), counts={**counts, "params_non_embedding": 150_000})
     content, _, page = of_default(tmp_path)
